@@ -1,0 +1,78 @@
+// Splits attention over the pool: decode by kv head and run of keys, prefill by kv head and tile of queries.
+#include "attend.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "pool.h"
+
+namespace {
+
+constexpr size_t kRun = 512;  // keys of one decode task; fixed, so that results do not depend on the number of threads
+
+Keys keys_of(const Cache& c, size_t head) {
+  const size_t at = head * c.capacity, size = c.int8 ? 1 : 2;
+  return {c.k + at * c.ep * size, c.v + at * c.ep * size, c.int8 ? c.k_scales + at : nullptr,
+          c.int8 ? c.v_scales + at : nullptr, c.ep};
+}
+
+size_t bytes_per_key(const Cache& c) { return c.int8 ? 2 * (c.ep + 4) : 2 * 2 * c.ep; }
+
+size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t past, size_t window, float scale,
+              float* out) {
+  const size_t g = heads / c.heads, n = past + 1, low = window && n > window ? n - window : 0;
+  const size_t runs = (n - low + kRun - 1) / kRun, size = part_size(g, c.ep);
+  std::vector<float> padded(heads * c.ep), parts(c.heads * runs * size);
+  for (size_t h = 0; h < heads; ++h)
+    for (size_t i = 0; i < e; ++i) padded[h * c.ep + i] = q[h * e + i] * scale;
+  const auto kernel = c.int8 ? kernels().attend_keys_int8 : kernels().attend_keys_f16;
+  parallel(c.heads * runs, [&](size_t task, size_t) {
+    const size_t head = task / runs, t0 = low + task % runs * kRun, t1 = std::min(t0 + kRun, n);
+    kernel(keys_of(c, head), &padded[head * g * c.ep], g, t0, t1, &parts[task * size]);
+  });
+  for (size_t head = 0; head < c.heads; ++head)
+    kernels().attend_merge(&parts[head * runs * size], runs, g, c.ep, out + head * g * e, e);
+  return c.heads * (n - low) * bytes_per_key(c);
+}
+
+size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
+               size_t window, float scale, float* out) {
+  const size_t g = heads / c.heads, step = std::max<size_t>(1, kTileRows / g), tiles = (tokens + step - 1) / step;
+  const auto kernel = c.int8 ? kernels().attend_tile_int8 : kernels().attend_tile_f16;
+  parallel(c.heads * tiles, [&](size_t task, size_t thread) {
+    const size_t head = task / tiles, first = (tiles - 1 - task % tiles) * step;  // the longest tiles first
+    const Queries queries{q + head * g * e, stride, g, e, past, window, scale, heads * e};
+    kernel(keys_of(c, head), queries, first, std::min(step, tokens - first), out + head * g * e,
+           scratch(thread, tile_scratch(g, c.ep)));
+  });
+  size_t bytes = 0;
+  for (size_t t = 0; t < tokens; t += step) {
+    const size_t end = past + std::min(t + step, tokens), start = past + t + 1;
+    bytes += c.heads * (end - (window && start > window ? start - window : 0)) * bytes_per_key(c);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void cache_store(const Cache& c, const float* k, const float* v, size_t stride, size_t tokens, size_t e, size_t at) {
+  for (size_t head = 0; head < c.heads; ++head) {
+    const size_t row = head * c.capacity + at;
+    if (c.int8) {
+      kernels().kv_store_int8(k + head * e, stride, tokens, e, reinterpret_cast<int8_t*>(c.k) + row * c.ep, c.ep,
+                              c.k_scales + row);
+      kernels().kv_store_int8(v + head * e, stride, tokens, e, reinterpret_cast<int8_t*>(c.v) + row * c.ep, c.ep,
+                              c.v_scales + row);
+    } else {
+      kernels().kv_store_f16(k + head * e, stride, tokens, e, reinterpret_cast<uint16_t*>(c.k) + row * c.ep, c.ep);
+      kernels().kv_store_f16(v + head * e, stride, tokens, e, reinterpret_cast<uint16_t*>(c.v) + row * c.ep, c.ep);
+    }
+  }
+}
+
+size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
+              size_t window, float scale, float* out) {
+  if (tokens == 0) return 0;
+  if (tokens == 1) return decode(c, q, heads, e, past, window, scale, out);
+  return prefill(c, q, stride, tokens, heads, e, past, window, scale, out);
+}

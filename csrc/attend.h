@@ -1,0 +1,19 @@
+// Attention over a key/value cache, split over the thread pool.
+#pragma once
+#include "kernels.h"
+
+// A layer's cache: kv heads apart by `capacity` rows of ep elements.
+struct Cache {
+  bool int8;
+  uint8_t *k, *v;                 // (heads, capacity, ep) f16 or int8
+  float *k_scales, *v_scales;     // (heads, capacity), int8 only
+  size_t heads, capacity, ep;
+};
+
+// Keys and values of `tokens` new positions (stride floats apart, heads side by side) to positions [at, at + tokens).
+void cache_store(const Cache& c, const float* k, const float* v, size_t stride, size_t tokens, size_t e, size_t at);
+
+// out (tokens, heads, e): causal attention of tokens [past, past + tokens), which are in the cache already.
+// Returns the bytes of keys and values that were read.
+size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
+              size_t window, float scale, float* out);

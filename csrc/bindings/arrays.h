@@ -1,0 +1,31 @@
+// Array arguments as Python passes them, and the shape checks that keep a wrong call from touching wrong memory.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+namespace nb = nanobind;
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::numpy, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+// Rows of floats that may lie apart, as in a slice of a wider matrix.
+template <class T>
+using Rows = nb::ndarray<T, nb::numpy, nb::ndim<2>, nb::device::cpu>;
+
+inline void need(bool ok, const char* what) {
+  if (!ok) throw nb::value_error(what);
+}
+template <class T>
+size_t row_stride(const Rows<T>& a) {
+  need(a.shape(1) <= 1 || a.stride(1) == 1, "rows must be contiguous");
+  need(a.shape(0) <= 1 || a.stride(0) >= static_cast<int64_t>(a.shape(1)), "rows must not overlap");
+  return static_cast<size_t>(a.stride(0));
+}
+
+void bind_linear(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_rows(nb::module_& m);

@@ -1,0 +1,83 @@
+// Packed matrices: construction with every size checked once, application, packing.
+#include "linear.h"
+
+#include "arrays.h"
+
+namespace {
+
+Quant quant_of(const std::string& name) {
+  if (name == "f32") return Quant::f32;
+  if (name == "bf16") return Quant::bf16;
+  if (name == "int8") return Quant::int8;
+  need(name == "int4", "quant must be f32, bf16, int8 or int4");
+  return Quant::int4;
+}
+
+Mat shape_of(const std::string& quant, size_t ic, size_t oc) {
+  need(oc % kPad == 0 && oc > 0, "outputs must be a multiple of PAD");
+  need(ic > 0 && ic < (1u << 24) && oc < (1u << 28), "matrix too large");
+  return Mat{quant_of(quant), nullptr, nullptr, ic, oc};
+}
+
+using Scales = std::optional<Array<uint16_t, 2>>;
+using ConstScales = std::optional<Array<const uint16_t, 2>>;
+using Bias = std::optional<Array<const float, 1>>;
+
+template <class S>
+void check(const Mat& w, size_t rows, size_t width, const S& scales) {
+  need(rows == w.ic && width == w.row_bytes(), "data must be (ic, row_bytes)");
+  need(scales.has_value() == (w.groups() > 0), "int8 and int4 have scales, f32 and bf16 have none");
+  if (scales) need(scales->shape(0) == w.ic && scales->shape(1) == w.groups(), "scales must be (ic, groups)");
+}
+
+// Keeps the arrays alive while kernels read them.
+struct Matrix {
+  Mat w;
+  Array<const uint8_t, 2> data;
+  ConstScales scales;
+  Bias bias;
+
+  Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_, Bias bias_)
+      : w(shape_of(quant, ic, oc)), data(std::move(data_)), scales(std::move(scales_)), bias(std::move(bias_)) {
+    check(w, data.shape(0), data.shape(1), scales);
+    if (bias) need(bias->shape(0) == oc, "bias must be (oc,)");
+    w.data = const_cast<uint8_t*>(data.data());
+    w.scales = scales ? const_cast<uint16_t*>(scales->data()) : nullptr;
+  }
+
+  size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add) const {
+    need(x.shape(1) == w.ic && y.shape(1) == w.oc && x.shape(0) == y.shape(0), "x must be (T, ic), y (T, oc)");
+    nb::gil_scoped_release release;
+    return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add);
+  }
+};
+
+bool pack_rows(const std::string& quant, Array<const float, 2> rows, size_t oc, size_t o0, Array<uint8_t, 2> data,
+               Scales scales) {
+  Mat w = shape_of(quant, rows.shape(1), oc);
+  check(w, data.shape(0), data.shape(1), scales);
+  need(o0 % kPad == 0 && o0 <= oc && (rows.shape(0) + kPad - 1) / kPad * kPad <= oc - o0, "rows do not fit at o0");
+  w.data = data.data();
+  w.scales = scales ? scales->data() : nullptr;
+  nb::gil_scoped_release release;
+  return pack(rows.data(), rows.shape(0), w, o0);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  m.attr("PAD") = kPad;
+  m.attr("GROUP_INT8") = kGroupInt8;
+  m.attr("GROUP_INT4") = kGroupInt4;
+  m.def("row_bytes", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).row_bytes(); }, nb::arg("quant"),
+        nb::arg("oc"), "Bytes of one input channel's weights");
+  m.def("groups", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).groups(); }, nb::arg("quant"),
+        nb::arg("oc"), "Scales of one input channel");
+  m.def("pack", pack_rows, nb::arg("quant"), nb::arg("rows"), nb::arg("oc"), nb::arg("o0"), nb::arg("data"),
+        nb::arg("scales").none(), "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
+  nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
+      .def(nb::init<const std::string&, size_t, size_t, Array<const uint8_t, 2>, ConstScales, Bias>(), nb::arg("quant"),
+           nb::arg("ic"), nb::arg("oc"), nb::arg("data"), nb::arg("scales").none(), nb::arg("bias").none())
+      .def("apply", &Matrix::apply, nb::arg("x"), nb::arg("y"), nb::arg("add") = false,
+           "y = x W + bias, or y += where add; returns the bytes of weights read");
+}

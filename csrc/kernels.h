@@ -1,0 +1,80 @@
+// The kernel surface: the records kernels take, and the table of kernels made from kernels.def, the only list.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+// Weight storage. Input-channel-major: one row per input channel, all outputs of that channel side by side, so that
+// a skipped channel is one contiguous run of unread bytes. Outputs are padded to a multiple of kPad.
+// int8: values -127..127. int4: values -8..7 as nibbles + 8; 16 bytes hold a group of 32 outputs, the low nibbles
+// the first 16. Scales: bf16 per (channel, group of outputs), in channel-major order too.
+constexpr size_t kPad = 64;
+constexpr size_t kGroupInt8 = 64;
+constexpr size_t kGroupInt4 = 32;
+constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weights in matmul
+
+enum class Quant { f32, bf16, int8, int4 };
+
+struct Mat {
+  Quant quant;
+  uint8_t* data;         // (ic, row_bytes)
+  uint16_t* scales;      // (ic, oc / group) bf16; null for f32 and bf16
+  size_t ic, oc;         // oc: padded
+  size_t row_bytes() const {
+    return quant == Quant::f32 ? oc * 4 : quant == Quant::bf16 ? oc * 2 : quant == Quant::int8 ? oc : oc / 2;
+  }
+  size_t groups() const {
+    return quant == Quant::int8 ? oc / kGroupInt8 : quant == Quant::int4 ? oc / kGroupInt4 : 0;
+  }
+  size_t bytes() const { return ic * (row_bytes() + groups() * 2); }
+};
+
+// Keys and values of one kv head: rows of ep elements, one per position.
+struct Keys {
+  const void *k, *v;                     // (n, ep) f16 or int8
+  const float *k_scales, *v_scales;      // (n), int8 only
+  size_t ep;                             // head width padded to kHeadPad
+};
+constexpr size_t kHeadPad = 16;
+
+// The queries of one kv head's group during prefill: g heads of width e, tokens `stride` floats apart.
+struct Queries {
+  const float* q;
+  size_t stride, g, e;
+  size_t past;    // positions already in the cache before token 0
+  size_t window;  // keys a query may look back, itself included; 0 = all
+  float scale;
+  size_t out_stride;
+};
+constexpr size_t kTileRows = 64;   // query rows (tokens x heads) of one attention tile
+constexpr size_t kTileKeys = 64;   // keys of one step
+inline size_t tile_scratch(size_t g, size_t ep) {
+  size_t rows = g > kTileRows ? g : kTileRows;
+  return rows * (2 * ep + kTileKeys + 2) + 2 * kTileKeys * ep;
+}
+// A partial decode result of g heads: running maxima (g), sums (g), weighted values (g, ep).
+inline size_t part_size(size_t g, size_t ep) { return g * (ep + 2); }
+
+enum class Act { silu, relu, relu2, gelu, gelu_tanh };
+
+// One namespace of the same kernels per ISA level.
+#define KERNEL(ret, name, params) ret name params;
+namespace base {
+#include "kernels.def"
+}
+namespace avx2 {
+#include "kernels.def"
+}
+namespace avx512 {
+#include "kernels.def"
+}
+#undef KERNEL
+
+struct Kernels {
+#define KERNEL(ret, name, params) ret(*name) params;
+#include "kernels.def"
+#undef KERNEL
+};
+const Kernels& kernels();            // the chosen level's table
+const char* level();                 // its name
+const char* const* levels();         // levels this CPU can run, best first, null-terminated
+bool force_level(const char* name);  // false: unknown, or the CPU lacks it

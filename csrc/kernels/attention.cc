@@ -1,0 +1,201 @@
+// Attention of one kv head over its cached keys: one token (all query heads of the group read a key once), and prefill tiles.
+#include "kernels.h"
+#include "tile.h"
+
+namespace ISA {
+namespace {
+
+struct F16Row {
+  using T = uint16_t;
+  static V read(const void* base, size_t at) { return load_f16(static_cast<const uint16_t*>(base) + at); }
+  static float scale(const float*, size_t) { return 1.f; }
+};
+struct Int8Row {
+  using T = int8_t;
+  static V read(const void* base, size_t at) { return load_i8(static_cast<const int8_t*>(base) + at); }
+  static float scale(const float* s, size_t t) { return s[t]; }
+};
+
+constexpr size_t kKeys = 32;   // keys per step of the online softmax in decode
+constexpr size_t kHeads = 4;   // query heads that share one conversion of a key
+
+// s[g][j] = q_g . key(t + j), for up to kHeads heads.
+template <class Row>
+void scores(const Keys& kv, const float* q, size_t g, size_t t, size_t n, float s[][kKeys]) {
+  for (size_t j = 0; j < n; ++j) {
+    V acc[kHeads] = {zero(), zero(), zero(), zero()};
+    for (size_t e = 0; e < kv.ep; e += kLanes) {
+      const V key = Row::read(kv.k, (t + j) * kv.ep + e);
+      for (size_t h = 0; h < g; ++h) acc[h] = fma(load(q + h * kv.ep + e), key, acc[h]);
+    }
+    const float scale = Row::scale(kv.k_scales, t + j);
+    for (size_t h = 0; h < g; ++h) s[h][j] = sum(acc[h]) * scale;
+  }
+}
+
+// Turns n scores into weights against the running maximum m; returns the factor old sums must be scaled by.
+float soften(float* s, size_t n, float& m, float& l) {
+  float high = m;
+  for (size_t j = 0; j < n; ++j) high = s[j] > high ? s[j] : high;
+  for (size_t j = n; j % kLanes; ++j) s[j] = -INFINITY;  // weight zero
+  V total = zero();
+  const V top = set1(high);
+  for (size_t j = 0; j < n; j += kLanes) {
+    V p = exp(sub(load(s + j), top));
+    store(s + j, p);
+    total = add(total, p);
+  }
+  const float shrink = m == -INFINITY ? 0.f : std::exp(m - high);
+  l = l * shrink + sum(total);
+  m = high;
+  return shrink;
+}
+
+template <class Row>
+void attend_keys(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
+  alignas(64) float s[kHeads][kKeys];
+  for (size_t h0 = 0; h0 < g; h0 += kHeads) {
+    const size_t n_heads = g - h0 < kHeads ? g - h0 : kHeads;
+    float *m = part + h0, *l = part + g + h0, *o = part + 2 * g + h0 * kv.ep;
+    for (size_t h = 0; h < n_heads; ++h) m[h] = -INFINITY, l[h] = 0;
+    std::memset(o, 0, n_heads * kv.ep * sizeof(float));
+    for (size_t t = t0; t < t1; t += kKeys) {
+      const size_t n = t1 - t < kKeys ? t1 - t : kKeys;
+      float shrink[kHeads];
+      scores<Row>(kv, q + h0 * kv.ep, n_heads, t, n, s);
+      for (size_t h = 0; h < n_heads; ++h) {
+        shrink[h] = soften(s[h], n, m[h], l[h]);
+        for (size_t j = 0; j < n; ++j) s[h][j] *= Row::scale(kv.v_scales, t + j);
+      }
+      for (size_t e = 0; e < kv.ep; e += kLanes) {
+        V acc[kHeads];
+        for (size_t h = 0; h < n_heads; ++h) acc[h] = mul(load(o + h * kv.ep + e), set1(shrink[h]));
+        for (size_t j = 0; j < n; ++j) {
+          const V value = Row::read(kv.v, (t + j) * kv.ep + e);
+          for (size_t h = 0; h < n_heads; ++h) acc[h] = fma(set1(s[h][j]), value, acc[h]);
+        }
+        for (size_t h = 0; h < n_heads; ++h) store(o + h * kv.ep + e, acc[h]);
+      }
+    }
+  }
+}
+
+// Keys [t, t + kTileKeys) of the head as floats: keys transposed (ep, kTileKeys), values as they lie (kTileKeys, ep).
+template <class Row>
+void unpack(const Keys& kv, size_t t, size_t n, float* kt, float* v) {
+  for (size_t j = 0; j < kTileKeys; ++j) {
+    if (j >= n) {  // past the last key: zeros, masked out below
+      for (size_t e = 0; e < kv.ep; ++e) kt[e * kTileKeys + j] = 0, v[j * kv.ep + e] = 0;
+      continue;
+    }
+    const V ks = set1(Row::scale(kv.k_scales, t + j)), vs = set1(Row::scale(kv.v_scales, t + j));
+    for (size_t e = 0; e < kv.ep; e += kLanes) {
+      float key[kLanes];
+      store(key, mul(Row::read(kv.k, (t + j) * kv.ep + e), ks));
+      for (size_t i = 0; i < kLanes; ++i) kt[(e + i) * kTileKeys + j] = key[i];
+      store(v + j * kv.ep + e, mul(Row::read(kv.v, (t + j) * kv.ep + e), vs));
+    }
+  }
+}
+
+// Tokens [first, first + tokens) of the prompt; rows of the tile are (token, head). Each row looks at keys
+// [low(row), high(row)): causal, and no further back than the window.
+template <class Row>
+void attend_tile(const Keys& kv, const Queries& Q, size_t first, size_t tokens, float* out, float* scratch) {
+  const size_t rows = tokens * Q.g, ep = kv.ep;
+  float* q = scratch;                   // (rows, ep)
+  float* o = q + rows * ep;             // (rows, ep)
+  float* s = o + rows * ep;             // (rows, kTileKeys)
+  float* m = s + rows * kTileKeys;      // (rows)
+  float* l = m + rows;                  // (rows)
+  float* kt = l + rows;                 // (ep, kTileKeys)
+  float* v = kt + kTileKeys * ep;       // (kTileKeys, ep)
+  std::memset(q, 0, 2 * rows * ep * sizeof(float));
+  for (size_t r = 0; r < rows; ++r) {
+    const float* in = Q.q + (first + r / Q.g) * Q.stride + r % Q.g * Q.e;
+    for (size_t e = 0; e < Q.e; ++e) q[r * ep + e] = in[e] * Q.scale;
+    m[r] = -INFINITY, l[r] = 0;
+  }
+  auto high = [&](size_t r) { return Q.past + first + r / Q.g + 1; };
+  auto low = [&](size_t r) { return Q.window && high(r) > Q.window ? high(r) - Q.window : 0; };
+  const size_t end = high(rows - 1);
+  for (size_t t = low(0) / kTileKeys * kTileKeys; t < end; t += kTileKeys) {
+    const size_t n = end - t < kTileKeys ? end - t : kTileKeys;
+    unpack<Row>(kv, t, n, kt, v);
+    std::memset(s, 0, rows * kTileKeys * sizeof(float));
+    product(rows, kTileKeys, ep, q, ep, kt, kTileKeys, s, kTileKeys);
+    for (size_t r = 0; r < rows; ++r) {
+      float* row = s + r * kTileKeys;
+      const size_t a = low(r) > t ? low(r) - t : 0, b = high(r) > t ? high(r) - t : 0;
+      for (size_t j = 0; j < kTileKeys; ++j)
+        if (j < a || j >= b) row[j] = -INFINITY;
+      if (a >= kTileKeys || b == 0) {  // nothing of this step is visible to the row
+        std::memset(row, 0, kTileKeys * sizeof(float));
+        continue;
+      }
+      const V shrink = set1(soften(row, kTileKeys, m[r], l[r]));
+      for (size_t e = 0; e < ep; e += kLanes) store(o + r * ep + e, mul(load(o + r * ep + e), shrink));
+    }
+    product(rows, ep, kTileKeys, s, kTileKeys, v, ep, o, ep);
+  }
+  for (size_t r = 0; r < rows; ++r) {
+    float* to = out + (first + r / Q.g) * Q.out_stride + r % Q.g * Q.e;
+    for (size_t e = 0; e < Q.e; ++e) to[e] = o[r * ep + e] / l[r];
+  }
+}
+
+}  // namespace
+
+void attend_keys_f16(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
+  attend_keys<F16Row>(kv, q, g, t0, t1, part);
+}
+void attend_keys_int8(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
+  attend_keys<Int8Row>(kv, q, g, t0, t1, part);
+}
+
+// Joins n partial results, in order, into g heads of width e.
+void attend_merge(const float* parts, size_t n, size_t g, size_t ep, float* out, size_t e) {
+  const size_t size = part_size(g, ep);
+  for (size_t h = 0; h < g; ++h) {
+    float m = -INFINITY, l = 0;
+    for (size_t p = 0; p < n; ++p) m = parts[p * size + h] > m ? parts[p * size + h] : m;
+    for (size_t i = 0; i < e; ++i) out[h * e + i] = 0;
+    for (size_t p = 0; p < n; ++p) {
+      const float* part = parts + p * size;
+      const float w = std::exp(part[h] - m);
+      l += part[g + h] * w;
+      for (size_t i = 0; i < e; ++i) out[h * e + i] += part[2 * g + h * ep + i] * w;
+    }
+    for (size_t i = 0; i < e; ++i) out[h * e + i] /= l;
+  }
+}
+
+void attend_tile_f16(const Keys& kv, const Queries& q, size_t first, size_t tokens, float* out, float* scratch) {
+  attend_tile<F16Row>(kv, q, first, tokens, out, scratch);
+}
+void attend_tile_int8(const Keys& kv, const Queries& q, size_t first, size_t tokens, float* out, float* scratch) {
+  attend_tile<Int8Row>(kv, q, first, tokens, out, scratch);
+}
+
+void kv_store_f16(const float* x, size_t stride, size_t rows, size_t e, uint16_t* out, size_t ep) {
+  for (size_t r = 0; r < rows; ++r, x += stride, out += ep) {
+    size_t i = 0;
+    for (; i + kLanes <= e; i += kLanes) store_f16(out + i, load(x + i));
+    for (; i < ep; i += kLanes) store_f16(out + i, i < e ? load_n(x + i, e - i) : zero());
+  }
+}
+
+void kv_store_int8(const float* x, size_t stride, size_t rows, size_t e, int8_t* out, size_t ep, float* scales) {
+  for (size_t r = 0; r < rows; ++r, x += stride, out += ep) {
+    float top = 0;
+    for (size_t i = 0; i < e; ++i) top = std::fabs(x[i]) > top ? std::fabs(x[i]) : top;
+    const float inv = top > 0 ? 127.f / top : 0.f;
+    scales[r] = top / 127.f;
+    for (size_t i = 0; i < ep; ++i) {
+      const float f = i < e ? (x[i] * inv + 12582912.f) - 12582912.f : 0.f;
+      out[i] = static_cast<int8_t>(f >= -127.f ? f : 0.f);  // a NaN in x becomes zero rather than undefined
+    }
+  }
+}
+
+}  // namespace ISA

@@ -1,0 +1,175 @@
+// Thread pool: a job is published with an epoch; tasks are claimed by compare-and-swap on (epoch, next task).
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "pool.h"
+
+#if defined(__x86_64__)
+#define RELAX() __builtin_ia32_pause()
+#else
+#define RELAX() std::this_thread::yield()
+#endif
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(100);  // longer than the Python between two kernels of a step
+
+struct Job {
+  void (*fn)(void*, size_t, size_t) = nullptr;
+  void* ctx = nullptr;
+  uint32_t tasks = 0;
+};
+
+class Pool {
+ public:
+  explicit Pool(size_t n) : threads_(n), buffers_(n) {
+    for (size_t i = 1; i < n; ++i) workers_.emplace_back([this, i] { work(i); });
+  }
+  ~Pool() {
+    stop_ = true;
+    publish(Job{});
+    for (auto& w : workers_) w.join();
+  }
+  size_t size() const { return threads_; }
+
+  void run(Job job) {
+    const uint32_t epoch = publish(job);
+    while (claim_one(epoch, 0)) {
+    }
+    while (done_.load(std::memory_order_acquire) < job.tasks) RELAX();
+  }
+
+  float* scratch(size_t thread, size_t n) {
+    auto& b = buffers_[thread];
+    if (b.size < n) {
+      b.data.reset(static_cast<float*>(std::aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64)));
+      if (!b.data) throw std::bad_alloc();
+      b.size = n;
+    }
+    return b.data.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  struct Buffer {
+    std::unique_ptr<float, Free> data;
+    size_t size = 0;
+  };
+
+  uint32_t publish(Job job) {
+    const uint32_t epoch = static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    // Nobody reads job_ now: all tasks of the last epoch are done, and a claim checks the epoch first.
+    job_ = job;
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store(static_cast<uint64_t>(epoch) << 32 | job.tasks, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    return epoch;
+  }
+
+  // Takes one task of the epoch, counted down; false when none is left or the epoch is over.
+  bool claim_one(uint32_t epoch, size_t thread) {
+    uint64_t t = ticket_.load(std::memory_order_acquire);
+    do {
+      if (static_cast<uint32_t>(t >> 32) != epoch || static_cast<uint32_t>(t) == 0) return false;
+    } while (!ticket_.compare_exchange_weak(t, t - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    const Job job = job_;
+    job.fn(job.ctx, job.tasks - static_cast<uint32_t>(t), thread);
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
+  uint32_t epoch() const { return static_cast<uint32_t>(ticket_.load(std::memory_order_seq_cst) >> 32); }
+
+  void work(size_t thread) {
+    uint32_t seen = 0;
+    while (true) {
+      if (epoch() == seen) wait(seen);
+      if (stop_) return;
+      seen = epoch();
+      while (claim_one(seen, thread)) {
+      }
+    }
+  }
+
+  void wait(uint32_t seen) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    while (std::chrono::steady_clock::now() < until) {
+      for (int i = 0; i < 64; ++i) {
+        if (epoch() != seen) return;
+        RELAX();
+      }
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.wait(lock, [&] { return epoch() != seen; });
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  const size_t threads_;
+  std::vector<Buffer> buffers_;
+  alignas(64) std::atomic<uint64_t> ticket_{0};  // epoch << 32 | tasks not yet claimed
+  alignas(64) std::atomic<uint32_t> done_{0};
+  Job job_;
+  std::atomic<bool> stop_{false};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+};
+
+std::mutex g_turn;
+Pool* g_pool = nullptr;  // left to the process's end: joining threads while an interpreter shuts down can hang
+size_t g_threads = 1;
+
+Pool& pool() {
+  if (!g_pool) {
+    // A forked child has no workers: it makes its own pool.
+    static const int once = pthread_atfork(nullptr, nullptr, [] {
+      g_pool = nullptr;
+      new (&g_turn) std::mutex;
+    });
+    static_cast<void>(once);
+    g_pool = new Pool(g_threads);
+  }
+  return *g_pool;
+}
+
+}  // namespace
+
+void parallel(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) {
+  if (tasks == 0) return;
+  std::lock_guard<std::mutex> turn(g_turn);
+  Pool& p = pool();
+  if (tasks == 1 || p.size() == 1) {
+    for (size_t i = 0; i < tasks; ++i) fn(ctx, i, 0);
+  } else {
+    p.run(Job{fn, ctx, static_cast<uint32_t>(tasks)});
+  }
+}
+
+size_t threads() { return g_threads; }
+
+void set_threads(size_t n) {
+  std::lock_guard<std::mutex> turn(g_turn);
+  if (n == g_threads) return;
+  delete g_pool;
+  g_pool = nullptr;
+  g_threads = n;
+}
+
+float* scratch(size_t thread, size_t n) { return pool().scratch(thread, n); }

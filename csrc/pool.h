@@ -1,0 +1,21 @@
+// The one thread pool: workers spin for a moment between regions, then sleep. The caller works too.
+#pragma once
+#include <cstddef>
+#include <type_traits>
+
+// fn(ctx, task, thread) for every task in [0, tasks); thread < threads(). Tasks are claimed one at a time, so a result
+// must not depend on which thread computed it. Callers from several Python threads take turns.
+void parallel(size_t tasks, void (*fn)(void* ctx, size_t task, size_t thread), void* ctx);
+
+template <class F>
+void parallel(size_t tasks, F&& f) {
+  parallel(
+      tasks, [](void* ctx, size_t task, size_t thread) { (*static_cast<std::remove_reference_t<F>*>(ctx))(task, thread); },
+      &f);
+}
+
+size_t threads();
+void set_threads(size_t n);  // n >= 1
+
+// A buffer of at least n floats that belongs to the thread; only for use inside a task.
+float* scratch(size_t thread, size_t n);

@@ -1,0 +1,54 @@
+// How each precision's rows are read: blocks of outputs of one input channel as float vectors, and their scales.
+#pragma once
+#include "kernels.h"
+#include "simd.h"
+
+namespace ISA {
+
+constexpr size_t kBlock = kBlockV * kLanes;  // outputs read at a time
+static_assert(kPad % kBlock == 0 && kBlock % kGroupInt4 == 0, "blocks tile the padding and hold whole int4 groups");
+
+// read(row, o, out): outputs [o, o + kBlock) as kBlockV vectors, without their scales.
+struct F32Row {
+  static constexpr size_t kGroup = 0;
+  static constexpr size_t bytes(size_t outputs) { return outputs * 4; }
+  static void read(const uint8_t* row, size_t o, V* out) {
+    const float* p = reinterpret_cast<const float*>(row) + o;
+    for (size_t v = 0; v < kBlockV; ++v) out[v] = load(p + v * kLanes);
+  }
+};
+struct Bf16Row {
+  static constexpr size_t kGroup = 0;
+  static constexpr size_t bytes(size_t outputs) { return outputs * 2; }
+  static void read(const uint8_t* row, size_t o, V* out) {
+    const uint16_t* p = reinterpret_cast<const uint16_t*>(row) + o;
+    for (size_t v = 0; v < kBlockV; ++v) out[v] = load_bf16(p + v * kLanes);
+  }
+};
+struct Int8Row {
+  static constexpr size_t kGroup = kGroupInt8;
+  static constexpr size_t bytes(size_t outputs) { return outputs; }
+  static void read(const uint8_t* row, size_t o, V* out) {
+    const int8_t* p = reinterpret_cast<const int8_t*>(row) + o;
+    for (size_t v = 0; v < kBlockV; ++v) out[v] = load_i8(p + v * kLanes);
+  }
+};
+struct Int4Row {
+  static constexpr size_t kGroup = kGroupInt4;
+  static constexpr size_t bytes(size_t outputs) { return outputs / 2; }
+  static void read(const uint8_t* row, size_t o, V* out) {
+    constexpr size_t half = kGroupInt4 / 2 / kLanes;  // vectors in half a group
+    const uint8_t* p = row + o / 2;
+    for (size_t g = 0; g < kBlock / kGroupInt4; ++g)
+      for (size_t v = 0; v < half; ++v)
+        load_nibbles(p + g * kGroupInt4 / 2 + v * kLanes, out[g * 2 * half + v], out[g * 2 * half + half + v]);
+  }
+};
+
+// The group, counted from the block's first, that vector v of a block belongs to.
+template <class Row>
+constexpr size_t group_of(size_t v) {
+  return Row::kGroup && Row::kGroup < kBlock ? v * kLanes / Row::kGroup : 0;
+}
+
+}  // namespace ISA
