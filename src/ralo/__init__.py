@@ -1,3 +1,9 @@
 """ralo runs language models on ordinary CPUs and makes them faster by not reading what does not matter."""
 
+from ralo.errors import FormatError, RaloError
+from ralo.lm import LM, Generation, load
+from ralo.quality import Quality
+from ralo.sampling import Sampling
+
 __version__ = "0.1.0"
+__all__ = ["LM", "FormatError", "Generation", "Quality", "RaloError", "Sampling", "__version__", "load"]

@@ -22,11 +22,14 @@ class Checkpoint:
     tokenizer: Callable[[], Tokenizer]  # opened only by who needs text
     config_path: Path  # the file named when the config is at fault
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The named tensor, checked to have the shape that the config promises."""
+    def find(self, name: str) -> Tensor:
         if name not in self.tensors:
             raise FormatError(self.path, "missing; the checkpoint is incomplete or of another architecture", name)
-        tensor = self.tensors[name]
+        return self.tensors[name]
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The named tensor, checked to have the shape that the config promises."""
+        tensor = self.find(name)
         if tensor.shape != shape:
             raise FormatError(self.path, f"has shape {tensor.shape}, the config asks for {shape}", name)
         return tensor

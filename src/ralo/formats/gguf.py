@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ralo.tokenizer import Tokenizer
 
 MOST_DIMS = 4
-LONGEST_NAME = 512  # bytes
+LONGEST_KEY, LONGEST_NAME = 1024, 128  # bytes; the format itself stops at 65535 and 64
 LARGEST_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 
@@ -76,7 +76,7 @@ def open_file(path: Path) -> Checkpoint:
     def tokenizer() -> Tokenizer:
         from ralo.tokenizer import from_gguf
 
-        return from_gguf(path)
+        return from_gguf(metadata, path)
 
     return Checkpoint(path, config, hf_tensors(path, config, stored), tokenizer, path)
 
@@ -107,11 +107,11 @@ class Cursor:
     def text(self, what: str) -> str:
         return str(self.take(self.u64(what), what), "utf-8", "replace")
 
-    def name(self, what: str) -> str:
+    def name(self, what: str, longest: int) -> str:
         """A key or a tensor's name: text that has no reason to be long."""
         length = self.u64(what)
-        if length > LONGEST_NAME:
-            raise FormatError(self.path, f"{what} is {length} bytes long; at most {LONGEST_NAME} were expected")
+        if length > longest:
+            raise FormatError(self.path, f"{what} is {length} bytes long; at most {longest} were expected")
         return str(self.take(length, what), "utf-8", "replace")
 
     def texts(self, count: int, what: str) -> list[str]:
@@ -176,7 +176,7 @@ def _counts(cursor: Cursor) -> tuple[int, int]:
 def _pairs(cursor: Cursor, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for _ in range(count):
-        key = cursor.name("the name of a key")
+        key = cursor.name("the name of a key", LONGEST_KEY)
         if key in found:
             raise FormatError(cursor.path, f"key {key!r:.80} appears twice")
         found[key] = cursor.value(cursor.u32(f"key {key!r:.80}"), f"key {key!r:.80}")
@@ -194,7 +194,7 @@ def _entries(cursor: Cursor, count: int) -> list[Entry]:
 
 
 def _entry(cursor: Cursor) -> Entry:
-    name = cursor.name("the name of a tensor")
+    name = cursor.name("the name of a tensor", LONGEST_NAME)
     what = f"the description of tensor {name!r:.80}"
     axes = cursor.u32(what)
     if not 1 <= axes <= MOST_DIMS:

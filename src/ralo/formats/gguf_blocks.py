@@ -68,6 +68,8 @@ class BlockTensor:
         from gguf.constants import GGMLQuantizationType  # imported here: only quantised files need the package
         from gguf.quants import dequantize
 
+        if start == stop:  # which the package cannot dequantise
+            return np.empty((0, *self.shape[1:]), np.float32)
         blocks = np.frombuffer(self.file.data, np.uint8, self.nbytes, self.start)
         blocks = blocks.reshape(self.shape[0], -1)[start:stop]  # (rows, bytes of a row)
         with np.errstate(all="ignore"):  # a damaged scale gives inf or nan, and who reads the weights sees that

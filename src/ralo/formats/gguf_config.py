@@ -106,14 +106,12 @@ def _llama(settings: Settings, arch: str, tensors: Mapping[str, Tensor]) -> dict
         "rope_theta": settings.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(settings, head_dim, tensors.get(ROPE_FACTORS)),
         "max_position_embeddings": settings.integer("context_length"),
-        "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
-        "mlp_bias": any(name.endswith("ffn_up.bias") for name in tensors),
     }
     if window := settings.integer("attention.sliding_window", 0, low=0):
         config["sliding_window"] = window
         if arch == "llama":  # Hugging Face calls a llama with a window a mistral
             config["model_type"] = "mistral"
-        else:  # and has it off in qwen unless told so, for the layers from this one on
+        else:  # and leaves a qwen's off unless told that it is on, and from which layer
             config |= {"use_sliding_window": True, "max_window_layers": 0}
     return config
 

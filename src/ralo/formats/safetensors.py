@@ -18,7 +18,7 @@ from ralo.formats.mapped import VIEWS, MappedFile, StoredTensor
 from ralo.formats.strict_json import parse_object
 
 LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
-LONGEST_NAME = 512
+LONGEST_NAME = 256
 MOST_DIMS = 8
 ALIGNMENT = 64  # one cache line, one AVX-512 vector
 
@@ -112,23 +112,28 @@ def write_file(
     """Write the arrays, one at a time; bf16 names those whose uint16 values are bfloat16 bits.
 
     Each tensor whose bytes are a multiple of 64 starts at a multiple of 64. The format allows no gaps, so these come
-    first, and the few odd-sized ones (in practice small) follow, aligned as chance has it; the order is otherwise kept.
-    The file appears under its name only when it is complete.
+    first; the others (in practice few and small) follow by falling item size, which aligns each for its dtype. The
+    order is otherwise kept. The file appears under its name only when it is complete.
     """
-    names = sorted(arrays, key=lambda name: arrays[name].nbytes % ALIGNMENT != 0)
+    names = sorted(arrays, key=lambda name: _place(arrays[name]))
     header = _header_text({name: arrays[name] for name in names}, metadata, bf16)
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for name in names:
-                file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
+                file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
         os.replace(partial, path)
     except OSError as error:
         raise RaloError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def _place(array: NDArray[Any]) -> tuple[bool, int]:
+    odd = array.nbytes % ALIGNMENT != 0
+    return odd, -array.itemsize if odd else 0
 
 
 def _header_text(

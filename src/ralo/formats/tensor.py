@@ -55,7 +55,7 @@ class Transposed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.inner.shape[1], self.inner.shape[0]
+        return self.inner.shape[::-1]
 
     @property
     def dtype(self) -> str:
@@ -91,7 +91,8 @@ class RowSlice:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.stop - self.start, *self.inner.shape[1:]
+        rows, *rest = self.inner.shape or (0,)
+        return max(min(self.stop, rows) - self.start, 0), *rest  # the rows that are there: a short matrix is noticed
 
     @property
     def dtype(self) -> str:

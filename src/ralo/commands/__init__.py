@@ -1,0 +1,1 @@
+"""One verb per file: `add_arguments(parser)` and `run(args) -> exit code`."""

@@ -1,0 +1,91 @@
+"""Talk with a model in the terminal. /reset forgets, /exit or Ctrl-D ends, Ctrl-C cuts an answer short."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from ralo.commands.run import open_model, stats_line
+from ralo.errors import RaloError
+from ralo.generate import Stats
+from ralo.lm import LM, LoadOptions
+from ralo.options import add_flags, flag, read_flags
+from ralo.sampling import Sampling
+from ralo.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    system: str = flag("", "instructions that open the conversation")
+    tokens: int = flag(512, "most tokens in an answer", short="-n", low=1, high=1 << 30)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, LoadOptions, ChatOptions, Sampling)
+
+
+class Conversation:
+    """Messages and the sequence that already holds their tokens: a turn pays only for what is new."""
+
+    def __init__(self, lm: LM, options: ChatOptions, sampling: Sampling) -> None:
+        self.lm, self.options, self.sampling = lm, options, sampling
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [{"role": "system", "content": self.options.system}] if self.options.system else []
+        self.plain = self.options.system  # the whole text so far, for models without a chat template
+        self.seq: Sequence = self.lm.new_sequence()
+
+    def answer(self, said: str) -> tuple[str, Stats]:
+        """Prints the answer as it comes; a cut or failed turn leaves the conversation as it was up to there."""
+        tokens = self._tokens(said)
+        shared = next((i for i, (a, b) in enumerate(zip(self.seq.tokens, tokens, strict=False)) if a != b), None)
+        shared = min(len(self.seq), len(tokens) - 1) if shared is None else shared
+        if len(tokens) > self.lm.model.cfg.max_context:
+            raise RaloError(f"the conversation is longer than the model's context ({len(tokens)} tokens): /reset it")
+        self.seq.trim(shared)
+        request = self.lm.request(tokens[shared:], self.options.tokens, sampling=self.sampling)
+        text = ""
+        try:
+            for piece in self.lm.run(request, self.seq):
+                text += piece.text
+                print(piece.text, end="", flush=True)
+        except KeyboardInterrupt:
+            request.stats.finish = "interrupted"
+        print()
+        self._remember(said, text)
+        return text, request.stats
+
+    def _tokens(self, said: str) -> list[int]:
+        if self.lm.tokenizer.has_chat:
+            prompt = self.lm.tokenizer.chat([*self.messages, {"role": "user", "content": said}])
+            return self.lm.tokenizer.encode(prompt, special=False)
+        return self.lm.encode(self.plain + said)
+
+    def _remember(self, said: str, text: str) -> None:
+        self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": text}]
+        self.plain += said + text + "\n"
+
+
+def run(args: argparse.Namespace) -> int:
+    lm = open_model(read_flags(LoadOptions, args))
+    talk = Conversation(lm, read_flags(ChatOptions, args), read_flags(Sampling, args))
+    if not lm.tokenizer.has_chat:
+        print("This model has no chat template: it goes on with your text.", file=sys.stderr)
+    while True:
+        try:
+            said = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return 0
+        if said.strip() in ("/exit", "/quit"):
+            return 0
+        if said.strip() == "/reset":
+            talk.reset()
+        elif said.strip():
+            try:
+                _, stats = talk.answer(said)
+                print(stats_line(lm, stats), file=sys.stderr)
+            except RaloError as error:
+                print(f"ralo chat: {error}", file=sys.stderr)

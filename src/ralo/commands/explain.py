@@ -1,0 +1,57 @@
+"""What would run: per layer and site the storage, the bytes of a token, and what each mode does there."""
+
+from __future__ import annotations
+
+import argparse
+
+from ralo import _core, screen
+from ralo.commands.run import open_model
+from ralo.lm import LM, LoadOptions
+from ralo.options import add_flags, read_flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, LoadOptions)
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    options = read_flags(LoadOptions, args)
+    lm = open_model(options)
+    rows, info = plan(lm), about(lm)
+    print(f"{options.model}: " + ", ".join(f"{k} {v}" for k, v in info.items()))
+    columns = ("layer", "matrix", "sites", "in", "out", "storage", "bytes", "runs")
+    shown = [[str(r[c]) if c != "bytes" else screen.size(float(str(r[c]))) for c in columns] for r in rows]
+    screen.table(columns, shown)
+    weights = sum(int(str(r["bytes"])) for r in rows)
+    print(f"weights read per token: {screen.size(weights)}; cache per token of context: {screen.size(cache_bytes(lm))}")
+    if args.json:
+        screen.json_line({**info, "weight_bytes_per_token": weights, "kv_bytes_per_position": cache_bytes(lm), "rows": rows})
+    return 0
+
+
+def about(lm: LM) -> dict[str, object]:
+    cfg = lm.model.cfg
+    return {
+        **{"arch": cfg.arch, "layers": cfg.n_layers, "D": cfg.d_model, "F": cfg.d_ff, "H": cfg.n_heads},
+        **{"K": cfg.n_kv_heads, "E": cfg.head_dim, "V": cfg.vocab, "context": cfg.max_context, "act": cfg.act},
+        **{"quant": lm.quant, "kv": lm.kv, "isa": _core.level(), "threads": _core.threads()},
+    }
+
+
+def plan(lm: LM) -> list[dict[str, object]]:
+    """One row per matrix. Modes add to `runs` what they do there; with none on, everything is dense."""
+    rows: list[dict[str, object]] = []
+    for name, m in lm.model.weights.matrices().items():
+        layer, _, matrix = name.removeprefix("layers.").rpartition(".")
+        sites, out = "+".join(m.parts), sum(m.parts.values())
+        row = {"layer": layer or "-", "matrix": matrix, "sites": sites, "in": m.ic, "out": out}
+        rows.append({**row, "storage": m.quant, "bytes": m.nbytes, "runs": "dense"})
+    return rows
+
+
+def cache_bytes(lm: LM) -> int:
+    """Keys and values that one more position adds to what attention reads."""
+    cfg = lm.model.cfg
+    width = -(-cfg.head_dim // _core.HEAD_PAD) * _core.HEAD_PAD
+    return 2 * cfg.n_layers * cfg.n_kv_heads * (width + 4 if lm.kv == "int8" else 2 * width)

@@ -1,0 +1,109 @@
+"""Continue a text, streaming, and say what it cost."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ralo import _core, screen
+from ralo.errors import RaloError
+from ralo.generate import ON_FULL, Request, Stats
+from ralo.lm import LM, LoadOptions, load
+from ralo.options import add_flags, flag, read_flags
+from ralo.sampling import Sampling
+
+PROMPT = "It was a dark and stormy night, and the old house at the end of the lane"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    prompt: str = flag(PROMPT, "text to continue; - reads standard input", short="-p")
+    prompt_file: str = flag("", "file with the text to continue")
+    tokens: int = flag(128, "tokens to generate", short="-n", low=0, high=1 << 30)
+    on_full: str = flag("stop", "when the context is full: stop, slide (forget the older half), error", choices=ON_FULL)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, LoadOptions, RunOptions, Sampling)
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    options, sampling = read_flags(RunOptions, args), read_flags(Sampling, args)
+    prompt = read_prompt(options)
+    lm = open_model(read_flags(LoadOptions, args))
+    request = lm.request(prompt, options.tokens, stop=args.stop, on_full=options.on_full, sampling=sampling)
+    text, interrupted = stream(lm, request, echo=prompt)
+    print()
+    print(stats_line(lm, request.stats), file=sys.stderr if args.json else sys.stdout, flush=True)
+    if args.json:
+        screen.json_line(
+            {"prompt": prompt, "text": text, "seed": request.sampler.seed, **stats_record(lm, request.stats)}
+        )
+    return 130 if interrupted else 0
+
+
+def read_prompt(options: RunOptions) -> str:
+    if options.prompt_file:
+        prompt = read_text(Path(options.prompt_file))
+    else:
+        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not prompt.strip("\n"):
+        raise RaloError("the prompt is empty: give some text with -p")
+    return prompt
+
+
+def read_text(path: Path) -> str:
+    """A text file as UTF-8, without the NULs that some corpora put between documents."""
+    try:
+        return path.read_text(encoding="utf-8").replace("\0", "")
+    except UnicodeDecodeError as error:
+        raise RaloError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise RaloError(f"{path}: {error.strerror or error}") from error
+
+
+def open_model(options: LoadOptions) -> LM:
+    with screen.progress("packing weights") as bar:
+        return load(options.model, options.quant, options.kv, options.threads, bar)
+
+
+def stream(lm: LM, request: Request, echo: str = "") -> tuple[str, bool]:
+    """Prints the text as it comes; Ctrl-C ends it and leaves what is there. Returns the text, and whether cut."""
+    text = ""
+    print(echo, end="", flush=True)
+    try:
+        for piece in lm.run(request):
+            text += piece.text
+            print(piece.text, end="", flush=True)
+    except KeyboardInterrupt:
+        request.stats.finish = "interrupted"
+        return text, True
+    return text, False
+
+
+def stats_line(lm: LM, stats: Stats) -> str:
+    rate = stats.bytes_per_token * stats.decode_tok_s / 1e9
+    parts = [
+        f"prefill {stats.prompt_tokens} tokens at {stats.prefill_tok_s:.0f} tok/s",
+        f"decode {stats.new_tokens} tokens at {stats.decode_tok_s:.1f} tok/s",
+        f"{screen.size(stats.bytes_per_token)}/token ({rate:.1f} GB/s)",
+        f"{lm.quant} weights, {lm.kv} cache, {_core.threads()} threads, {_core.level()}, dense",
+    ]
+    if stats.finish in ("context", "interrupted"):
+        parts.append({"context": f"stopped: context of {lm.model.cfg.max_context} tokens is full"}.get(stats.finish, "cut"))
+    return "[" + " · ".join(parts) + "]"
+
+
+def stats_record(lm: LM, stats: Stats) -> dict[str, object]:
+    return {
+        **asdict(stats),
+        "prefill_tok_s": stats.prefill_tok_s,
+        "decode_tok_s": stats.decode_tok_s,
+        "bytes_per_token": stats.bytes_per_token,
+        **{k: v for k, v in lm.metrics().items() if k in ("quant", "isa", "threads")},
+        "kv": lm.kv,
+    }

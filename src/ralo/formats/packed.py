@@ -1,0 +1,164 @@
+"""ralo's own directory: packed weights that are memory-mapped as they are, ready to run.
+
+`weights.safetensors` holds the arrays, `ralo.json` the checkpoint's config and how it was packed, and the tokenizer's
+files lie beside them. The config is read by the same code as the checkpoint's own, so its checks are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo import _core, arch
+from ralo.arch.slots import layer_shapes, top_shapes
+from ralo.config import Fields, ModelConfig, short
+from ralo.errors import FormatError, RaloError
+from ralo.formats import safetensors
+from ralo.formats.checkpoint import Checkpoint
+from ralo.formats.mapped import StoredTensor, read_small
+from ralo.formats.strict_json import parse_object
+from ralo.matrix import QUANTS, Matrix, padded
+from ralo.weights import FUSED, HEAD_QUANT, Embedding, LayerWeights, Norm, Weights
+
+if TYPE_CHECKING:
+    from ralo.tokenizer import Tokenizer
+
+FORMAT = 1  # raised when the layout changes; other numbers are refused
+INFO, WEIGHTS = "ralo.json", "weights.safetensors"
+LONGEST_INFO = 4_000_000  # bytes
+
+
+def is_packed(path: Path) -> bool:
+    return os.path.exists(path / INFO)
+
+
+def save(ckpt: Checkpoint, weights: Weights, to: Path) -> None:
+    """Write a packed directory; it appears under its name only when it is complete."""
+    if os.path.lexists(to):
+        raise RaloError(f"{to}: already there; choose another directory or remove it")
+    partial = to.with_name(to.name + ".partial")
+    try:
+        partial.mkdir(parents=True)
+        arrays, bf16 = _arrays(weights)
+        safetensors.write_file(partial / WEIGHTS, arrays, bf16=bf16)
+        info = {"format": FORMAT, "quant": weights.quant, "config": dict(ckpt.config)}
+        (partial / INFO).write_text(json.dumps(info, indent=1))
+        ckpt.tokenizer().save(partial)
+        partial.rename(to)
+    except OSError as error:
+        raise RaloError(f"{to}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(partial)
+
+
+def _arrays(weights: Weights) -> tuple[dict[str, NDArray[Any]], set[str]]:
+    """Every array by name, and the names of those that hold bf16 bits."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, matrix in weights.matrices().items():
+        arrays[f"{name}.data"] = matrix.data
+        if matrix.scales is not None:
+            arrays[f"{name}.scales"] = matrix.scales
+        if matrix.bias is not None:
+            arrays[f"{name}.bias"] = matrix.bias
+    norms: dict[str, Norm | None] = {"final_norm": weights.final_norm}
+    for i, layer in enumerate(weights.layers):
+        norms |= {f"layers.{i}.{n}": getattr(layer, n) for n in ("attn_norm", "mlp_norm", "q_norm", "k_norm")}
+    for name, norm in norms.items():
+        if norm is not None:
+            arrays[name] = norm.weight
+            arrays |= {} if norm.bias is None else {f"{name}_bias": norm.bias}
+    arrays["embed"] = weights.embed.table
+    if weights.positions is not None:
+        arrays["positions"] = weights.positions
+    return arrays, {name for name, array in arrays.items() if array.dtype == np.uint16}
+
+
+def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callable[[], Tokenizer]]:
+    """Memory-map a packed directory; `quant` must be auto or what it was packed with."""
+    info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
+    if (version := info.int("format", 0, 1 << 30)) != FORMAT:
+        raise info.fail(f"is of pack format {version}, this ralo reads {FORMAT}; pack the model again")
+    packed_quant = info.one_of("quant", {q: q for q in QUANTS})
+    if quant not in ("auto", packed_quant):
+        raise RaloError(f"{path}: is packed at {packed_quant}; load the original to run it at {quant}")
+    config = info.sub("config")
+    if config is None:
+        raise info.fail("'config' is missing")
+
+    def tokenizer() -> Tokenizer:
+        from ralo.tokenizer import from_directory
+
+        return from_directory(path)
+
+    tensors = safetensors.open_file(path / WEIGHTS)
+    ckpt = Checkpoint(path, config.values, tensors, tokenizer, path / INFO)
+    cfg = arch.find(ckpt).config(Fields(config.values, path / INFO))
+    return cfg, _Reader(path / WEIGHTS, tensors, cfg, packed_quant).weights(), tokenizer
+
+
+class _Reader:
+    """Puts the mapped arrays back together, each checked against the shape that the config promises."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, StoredTensor], cfg: ModelConfig, quant: str) -> None:
+        self.path, self.tensors, self.cfg, self.quant = path, tensors, cfg, quant
+
+    def weights(self) -> Weights:
+        top = top_shapes(self.cfg)
+        return Weights(
+            quant=self.quant,
+            embed=Embedding(self.array("embed", top["embed"], ("f32", "f16", "bf16"))),
+            positions=self.array("positions", top["positions"], ("f32",)) if self.cfg.position_rows else None,
+            layers=tuple(self.layer(i) for i in range(self.cfg.n_layers)),
+            final_norm=self.norm("final_norm", top["final_norm"]),
+            head=self.matrix("head", HEAD_QUANT[self.quant], {"head": top["head"]}),
+        )
+
+    def layer(self, i: int) -> LayerWeights:
+        at, shapes = f"layers.{i}.", layer_shapes(self.cfg)
+        heads = {n: self.norm(at + n, shapes[n]) if at + n in self.tensors else None for n in ("q_norm", "k_norm")}
+        sites = {name: [s for s in group if s != "gate" or self.cfg.gated] for name, group in FUSED.items()}
+        matrices = {
+            name: self.matrix(at + name, self.quant, {s: shapes[s] for s in group})
+            for name, group in sites.items()
+            if name != "head"
+        }
+        norms = {n: self.norm(at + n, shapes[n]) for n in ("attn_norm", "mlp_norm")}
+        return LayerWeights(**norms, **heads, **matrices)
+
+    def norm(self, name: str, shape: tuple[int, ...]) -> Norm:
+        bias = self.array(f"{name}_bias", shape, ("f32",)) if f"{name}_bias" in self.tensors else None
+        return Norm(self.array(name, shape, ("f32",)), bias)
+
+    def matrix(self, name: str, quant: str, sites: Mapping[str, tuple[int, ...]]) -> Matrix:
+        parts, ic = {s: shape[0] for s, shape in sites.items()}, next(iter(sites.values()))[1]
+        oc = sum(padded(n) for n in parts.values())
+        groups = _core.groups(quant, oc)
+        return Matrix(
+            quant,
+            ic,
+            parts,
+            data=self.array(f"{name}.data", (ic, _core.row_bytes(quant, oc)), ("u8",)),
+            scales=self.array(f"{name}.scales", (ic, groups), ("bf16",)) if groups else None,
+            bias=self.array(f"{name}.bias", (oc,), ("f32",)) if f"{name}.bias" in self.tensors else None,
+        )
+
+    def array(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> NDArray[Any]:
+        if name not in self.tensors:
+            raise FormatError(self.path, "missing; the pack is incomplete: pack the model again", name)
+        tensor = self.tensors[name]
+        if tensor.shape != shape or tensor.dtype not in dtypes:
+            have = f"{tensor.dtype} {short(tensor.shape)}"
+            raise FormatError(self.path, f"is {have}, the config asks for {' or '.join(dtypes)} {shape}", name)
+        stored = tensor.stored()
+        if stored is None:
+            raise FormatError(self.path, "does not lie at an aligned place; pack the model again", name)
+        return stored

@@ -1,0 +1,150 @@
+"""The one loop that makes text: run, chat, serve and bench all drive it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ralo.errors import RaloError
+from ralo.model import Model
+from ralo.sampling import Sampler
+from ralo.sequence import Sequence as TextState
+
+ON_FULL = ("stop", "slide", "error")
+
+
+class TextStream(Protocol):
+    """Turns tokens into text without breaking characters."""
+
+    def feed(self, token: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+@dataclass
+class Stats:
+    """What a run cost so far."""
+
+    prompt_tokens: int = 0
+    prefill_s: float = 0.0
+    new_tokens: int = 0
+    steps: int = 0  # decode passes over the weights
+    decode_s: float = 0.0  # time of those passes and of choosing their tokens
+    decode_bytes: int = 0  # weights, keys and values read by them
+    finish: str = ""  # length, stop, eos, context
+
+    @property
+    def prefill_tok_s(self) -> float:
+        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tok_s(self) -> float:
+        return self.steps / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.decode_bytes / self.steps if self.steps else 0.0
+
+
+@dataclass
+class Request:
+    """What to generate: the prompt's tokens, how to choose, when to stop."""
+
+    prompt: Sequence[int]
+    sampler: Sampler
+    max_tokens: int = 128
+    stop_ids: frozenset[int] = frozenset()
+    stop: Sequence[str] = ()
+    on_full: str = "stop"
+    stats: Stats = field(default_factory=Stats)
+
+
+@dataclass(frozen=True)
+class Piece:
+    token: int
+    text: str  # may be empty while a character or a stop string is incomplete
+
+
+def generate(model: Model, seq: TextState, request: Request, text: TextStream | None = None) -> Iterator[Piece]:
+    """Runs the prompt after `seq` and yields tokens as they come. `request.stats` is kept up to date throughout."""
+    stats, limit = request.stats, model.cfg.max_context
+    if not request.prompt:
+        raise RaloError("the prompt is empty: give at least one token of text")
+    if len(seq) + len(request.prompt) > limit:
+        have = len(seq) + len(request.prompt)
+        raise RaloError(f"the prompt is {have} tokens, the model's context is {limit}: shorten it")
+    clock = time.perf_counter()
+    logits = model.prefill(request.prompt, seq)
+    stats.prompt_tokens, stats.prefill_s = len(request.prompt), time.perf_counter() - clock
+    output = _Output(text, request.stop)
+    while True:
+        if stats.new_tokens == request.max_tokens:
+            stats.finish = "length"
+            break
+        clock = time.perf_counter()
+        token = request.sampler(logits, seq.tokens)
+        stats.decode_s += time.perf_counter() - clock if stats.new_tokens else 0.0
+        if token in request.stop_ids:
+            stats.finish = "eos"
+            break
+        stats.new_tokens += 1
+        piece = output.feed(token)
+        if output.stopped:
+            yield Piece(token, piece)
+            stats.finish = "stop"
+            return
+        yield Piece(token, piece)
+        if stats.new_tokens == request.max_tokens:
+            continue
+        if len(seq) == limit and not _make_room(model, seq, request.on_full):
+            stats.finish = "context"
+            break
+        clock, before = time.perf_counter(), model.bytes_read
+        logits = model.step(token, seq)
+        stats.decode_s += time.perf_counter() - clock
+        stats.decode_bytes += model.bytes_read - before
+        stats.steps += 1
+    if rest := output.flush():
+        yield Piece(-1, rest)
+
+
+def _make_room(model: Model, seq: TextState, on_full: str) -> bool:
+    """The context is full: stop (False), or keep its newer half and run that again (True)."""
+    if on_full == "error":
+        raise RaloError(f"the model's context of {model.cfg.max_context} tokens is full (--on-full stop or slide goes on)")
+    if on_full == "stop":
+        return False
+    kept = seq.tokens[-max(1, model.cfg.max_context // 2) :] if model.cfg.max_context > 1 else []
+    seq.trim(0)
+    if kept:
+        model.prefill(kept, seq)
+    return True
+
+
+class _Output:
+    """Text so far held back where it may be the start of a stop string."""
+
+    def __init__(self, text: TextStream | None, stop: Sequence[str]) -> None:
+        self.text, self.stop = text, [s for s in stop if s]
+        self.held = ""
+        self.stopped = False
+
+    def feed(self, token: int) -> str:
+        return self._release(self.text.feed(token)) if self.text else ""
+
+    def flush(self) -> str:
+        if self.text is None:
+            return ""
+        out = self._release(self.text.flush())
+        return out if self.stopped else out + self.held
+
+    def _release(self, new: str) -> str:
+        self.held += new
+        found = [at for s in self.stop if (at := self.held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            return self.held[: min(found)]
+        keep = max((n for s in self.stop for n in range(1, len(s)) if self.held.endswith(s[:n])), default=0)
+        out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return out

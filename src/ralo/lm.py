@@ -1,0 +1,147 @@
+"""The front door: load a model, generate, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ralo import _core, cpu, loader
+from ralo.errors import RaloError
+from ralo.generate import ON_FULL, Piece, Request, Stats, generate
+from ralo.matrix import QUANTS
+from ralo.model import Model
+from ralo.options import flag
+from ralo.quality import Quality, perplexity
+from ralo.sampling import Sampler, Sampling
+from ralo.sequence import KV_KINDS
+from ralo.sequence import Sequence as TextState
+
+if TYPE_CHECKING:
+    from ralo.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    model: str = flag("mini", "mini, a Hugging Face directory, a .gguf file, or a packed directory", short="-m")
+    quant: str = flag("auto", "precision of the weights; auto = as packed, else int8", choices=("auto", *QUANTS))
+    kv: str = flag("f16", "precision of the key/value cache", choices=KV_KINDS)
+    threads: int = flag(0, "threads; 0 = physical cores this process may use", low=0, high=1024)
+
+
+@dataclass
+class Generation:
+    """A finished text and what it cost."""
+
+    text: str
+    tokens: list[int]
+    stats: Stats
+    seed: int
+
+
+class LM:
+    """A model ready to run, with its tokenizer."""
+
+    def __init__(self, path: Path | str, model: Model, tokenizer: Callable[[], Tokenizer], kv: str) -> None:
+        self.path, self.model, self.kv = path, model, kv
+        self._open_tokenizer = tokenizer
+        self._tokens_made = 0
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = self._open_tokenizer()
+        if tokenizer.vocab_size > self.model.cfg.vocab:
+            have, vocab = tokenizer.vocab_size, self.model.cfg.vocab
+            raise RaloError(f"{self.path}: the tokenizer has {have} tokens, the model {vocab}: they do not belong together")
+        return tokenizer
+
+    @property
+    def quant(self) -> str:
+        return self.model.weights.quant
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.tokenizer.eos_ids | frozenset(self.model.cfg.eos)
+
+    def new_sequence(self) -> TextState:
+        return TextState.empty(self.model.cfg, self.kv)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        *,
+        stop: Sequence[str] = (),
+        on_full: str = "stop",
+        sampling: Sampling | None = None,
+        **fields: Any,
+    ) -> Request:
+        """What `run` does, checked before any work. Sampling as a record, or by its fields (temperature=0, seed=1)."""
+        if on_full not in ON_FULL:
+            raise RaloError(f"on_full must be one of {', '.join(ON_FULL)}, got {on_full!r}")
+        if max_tokens < 0:
+            raise RaloError(f"max_tokens must not be negative, got {max_tokens}")
+        if not prompt:
+            raise RaloError("the prompt is empty: give some text to continue")
+        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        vocab = self.model.cfg.vocab
+        if bad := [t for t in tokens if not 0 <= t < vocab]:
+            raise RaloError(f"token {bad[0]} is not in the model's vocabulary of {vocab}")
+        sampler = Sampler(sampling or Sampling(**fields))
+        return Request(tokens, sampler, max_tokens, self.stop_ids, stop, on_full)
+
+    def run(self, request: Request, seq: TextState | None = None) -> Iterator[Piece]:
+        """Tokens and text as they are made, after `seq` where one is given; `request.stats` tells what it cost."""
+        for piece in generate(self.model, seq or self.new_sequence(), request, self.tokenizer.stream()):
+            self._tokens_made += piece.token >= 0
+            yield piece
+
+    def stream(self, prompt: str | Sequence[int], max_tokens: int = 128, **options: Any) -> Iterator[str]:
+        """Text as it is made; options as for `request`."""
+        for piece in self.run(self.request(prompt, max_tokens, **options)):
+            yield piece.text
+
+    def generate(self, prompt: str | Sequence[int], max_tokens: int = 128, **options: Any) -> Generation:
+        """The whole text at once; options as for `request`."""
+        request = self.request(prompt, max_tokens, **options)
+        pieces = list(self.run(request))
+        text, tokens = "".join(p.text for p in pieces), [p.token for p in pieces if p.token >= 0]
+        return Generation(text, tokens, request.stats, request.sampler.seed)
+
+    def perplexity(self, text: str, ctx: int = 1024, tokens: int | None = None) -> Quality:
+        """Of at most `tokens` predictions, in windows of `ctx` without overlap."""
+        ids = self.encode(text)
+        return perplexity(self.model, ids[: tokens + 1] if tokens else ids, min(ctx, self.model.cfg.max_context), self.kv)
+
+    def metrics(self) -> dict[str, float | str]:
+        """Counters since loading."""
+        return {
+            "tokens": self._tokens_made,
+            "read_bytes": self.model.bytes_read,
+            "weight_bytes": self.model.weights.nbytes,
+            "quant": self.quant,
+            "isa": _core.level(),
+            "threads": _core.threads(),
+        }
+
+
+def load(
+    model: str | Path = "mini",
+    quant: str = "auto",
+    kv: str = "f16",
+    threads: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> LM:
+    """A model by name or path; see LoadOptions for what each argument means."""
+    if quant not in ("auto", *QUANTS):
+        raise RaloError(f"quant must be one of auto, {', '.join(QUANTS)}, got {quant!r}")
+    if kv not in KV_KINDS:
+        raise RaloError(f"kv must be one of {', '.join(KV_KINDS)}, got {kv!r}")
+    cpu.setup(threads)
+    cfg, weights, tokenizer = loader.load(str(model), quant, progress)
+    return LM(model, Model(cfg, weights), tokenizer, kv)

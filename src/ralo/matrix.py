@@ -1,0 +1,76 @@
+"""A packed linear map: input-channel-major weights in one precision, one or more named parts side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo import _core
+from ralo.formats.tensor import Tensor
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+
+QUANTS = ("f32", "bf16", "int8", "int4")
+CHUNK_BYTES = 16 << 20  # of float32 rows in memory while packing
+
+
+def padded(n: int) -> int:
+    return -(-n // _core.PAD) * _core.PAD
+
+
+class Matrix:
+    """y = x W + bias. Each part (q, k, v of one fused matrix) starts at a multiple of PAD outputs."""
+
+    def __init__(
+        self, quant: str, ic: int, parts: Mapping[str, int], data: U8, scales: U16 | None, bias: F32 | None
+    ) -> None:
+        self.quant, self.ic, self.parts = quant, ic, dict(parts)
+        self.data, self.scales, self.bias = data, scales, bias
+        starts = list(accumulate((padded(n) for n in parts.values()), initial=0))
+        self.oc = starts[-1]  # outputs, padding included
+        self.slices = {name: slice(at, at + n) for (name, n), at in zip(parts.items(), starts, strict=False)}
+        self._core = _core.Matrix(quant, ic, self.oc, data, scales, bias)
+        self.bytes_read = 0  # by all calls so far, counted by the kernel
+
+    @classmethod
+    def empty(cls, quant: str, ic: int, parts: Mapping[str, int], bias: bool) -> Matrix:
+        oc = sum(padded(n) for n in parts.values())
+        groups = _core.groups(quant, oc)
+        return cls(
+            quant,
+            ic,
+            parts,
+            data=np.zeros((ic, _core.row_bytes(quant, oc)), np.uint8),
+            scales=np.zeros((ic, groups), np.uint16) if groups else None,
+            bias=np.zeros(oc, np.float32) if bias else None,
+        )
+
+    def pack(self, part: str, tensor: Tensor) -> bool:
+        """Quantise a checkpoint's tensor (outputs, ic) into a part, a few rows at a time; False: a value is not finite."""
+        at, n = self.slices[part].start, tensor.shape[0]
+        step = max(_core.PAD, CHUNK_BYTES // (4 * self.ic) // _core.PAD * _core.PAD)
+        finite = True
+        for start in range(0, n, step):
+            rows = np.ascontiguousarray(tensor.rows(start, min(start + step, n)), np.float32)
+            finite &= _core.pack(self.quant, rows, self.oc, at + start, self.data, self.scales)
+            tensor.release()
+        return finite
+
+    def __call__(self, x: F32) -> F32:
+        """x (T, ic) -> (T, oc); take a part with `[:, matrix.slices[name]]`."""
+        y = np.empty((x.shape[0], self.oc), np.float32)
+        self.bytes_read += self._core.apply(x, y, False)
+        return y
+
+    def add_to(self, y: F32, x: F32) -> None:
+        """y (T, oc) += x W + bias: the residual connection without another pass."""
+        self.bytes_read += self._core.apply(x, y, True)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.data, self.scales, self.bias) if a is not None)

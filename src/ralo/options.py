@@ -1,0 +1,99 @@
+"""Flags are declared once, as dataclass fields: the parser, the environment and --help all read the same declaration."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+from ralo.errors import RaloError
+
+T = TypeVar("T")
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    short: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also a flag `--name`, an environment variable `RALO_NAME`, and a line of help."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "short": short, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest flag where one was misspelt."""
+
+    def error(self, message: str) -> NoReturn:
+        for word in message.split():
+            if word.startswith("--"):
+                known = [s for a in self._actions for s in a.option_strings]
+                near = difflib.get_close_matches(word.split("=")[0], known, 1)
+                if near and near[0] != word:
+                    message += f"; did you mean {near[0]}?"
+                break
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def add_flags(parser: argparse.ArgumentParser, *records: type[Any]) -> None:
+    for record in records:
+        for field in _fields(record):
+            m = field.metadata
+            names = [m["short"]] if m["short"] else []
+            shown = "" if field.default in (None, "") else f" [{field.default}]"
+            choices = "{" + ",".join(m["choices"]) + "}" if m["choices"] else None
+            parser.add_argument(
+                *names,
+                _name(field),
+                default=None,
+                metavar=m["metavar"] or choices or field.name.upper(),
+                help=(m["help"] + shown).replace("%", "%%"),
+            )
+
+
+def read_flags(record: type[T], args: argparse.Namespace) -> T:
+    """The record with every value from, in rising precedence: its default, the environment, the command line."""
+    values = {}
+    hints = get_type_hints(record)
+    for field in _fields(record):
+        variable = "RALO_" + field.name.upper()
+        text, source = getattr(args, field.name, None), _name(field)
+        if text is None and os.environ.get(variable):
+            text, source = os.environ[variable], variable
+        if text is not None:
+            values[field.name] = _parse(text, hints[field.name], field.metadata, source)
+    return record(**values)
+
+
+def _fields(record: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(record) if "help" in f.metadata]
+
+
+def _name(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
+
+
+def _parse(text: str, kind: Any, m: Any, source: str) -> Any:
+    if m["choices"] and text not in m["choices"]:
+        near = difflib.get_close_matches(text, m["choices"], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RaloError(f"{source} must be one of {', '.join(m['choices'])}, got {text!r}{hint}")
+    if kind not in (int, float):
+        return text
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    low, high = m["low"], m["high"]
+    if value is None or value != value or (low is not None and value < low) or (high is not None and value > high):
+        what = "a whole number" if kind is int else "a number"
+        limits = f" from {low:g} to {high:g}" if low is not None and high is not None else ""
+        raise RaloError(f"{source} must be {what}{limits}, got {text!r}")
+    return value

@@ -1,0 +1,68 @@
+"""How the next token is chosen from the scores: greedy, or sampled within the usual limits, repeatable by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo.errors import RaloError
+from ralo.options import flag
+
+PENALTY_WINDOW = 64  # latest tokens that the repetition penalties look at
+
+
+@dataclass(frozen=True)
+class Sampling:
+    temperature: float = flag(0.8, "randomness; 0 = always the likeliest token", low=0, high=10)
+    top_k: int = flag(0, "only the k likeliest tokens; 0 = all", low=0, high=1 << 30)
+    top_p: float = flag(0.95, "only the likeliest tokens that together have this probability", low=0, high=1)
+    min_p: float = flag(0.0, "only tokens at least this likely relative to the likeliest", low=0, high=1)
+    repeat_penalty: float = flag(1.0, "divides scores of recent tokens; 1 = none", low=0.1, high=10)
+    presence_penalty: float = flag(0.0, "subtracted from scores of recent tokens; 0 = none", low=-10, high=10)
+    seed: int = flag(-1, "same seed, same text; -1 = a new one each time", low=-1, high=(1 << 63) - 1)
+
+
+class Sampler:
+    """A Sampling with its random numbers; `seed` is the one in use."""
+
+    def __init__(self, options: Sampling) -> None:
+        self.options = options
+        self.seed = options.seed if options.seed >= 0 else int(np.random.SeedSequence().generate_state(1)[0])
+        self._random = np.random.default_rng(self.seed)
+
+    def __call__(self, logits: NDArray[np.float32], recent: Sequence[int] = ()) -> int:
+        o = self.options
+        if not np.isfinite(logits).any() or np.isnan(logits).any():
+            raise RaloError("the model's scores are not numbers (NaN): its weights are damaged")
+        if recent and (o.repeat_penalty != 1 or o.presence_penalty):
+            logits = self._penalised(logits, recent)
+        if o.temperature == 0 or o.top_k == 1:
+            return int(np.argmax(logits))
+        ids, p = self._candidates(logits)
+        return int(ids[np.searchsorted(np.cumsum(p), self._random.random() * p.sum(), side="right").clip(0, len(p) - 1)])
+
+    def _penalised(self, logits: NDArray[np.float32], recent: Sequence[int]) -> NDArray[np.float32]:
+        o, seen = self.options, np.unique(np.asarray(recent[-PENALTY_WINDOW:], np.int64))
+        logits = logits.copy()
+        scores = logits[seen]
+        logits[seen] = np.where(scores > 0, scores / o.repeat_penalty, scores * o.repeat_penalty) - o.presence_penalty
+        return logits
+
+    def _candidates(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Token ids, likeliest first, and their weights after every limit."""
+        o = self.options
+        if 0 < o.top_k < len(logits):
+            ids = np.argpartition(-logits, o.top_k)[: o.top_k]
+        else:
+            ids = np.arange(len(logits))
+        ids = ids[np.argsort(-logits[ids], kind="stable")]
+        p = np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / o.temperature)
+        if o.min_p > 0:
+            p = p[p >= o.min_p]
+        if o.top_p < 1:
+            share = np.cumsum(p) / p.sum()
+            p = p[: int(np.searchsorted(share, o.top_p)) + 1]
+        return ids[: len(p)], p

@@ -1,0 +1,95 @@
+"""All state of one running text: its tokens and each layer's keys and values, with trim, clone and nbytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo import _core
+from ralo.config import ModelConfig
+from ralo.errors import RaloError
+
+KV_KINDS = ("f16", "int8")
+FIRST_CAPACITY = 256  # positions; doubled as the text grows
+
+
+class LayerCache:
+    """Keys and values of one layer, grown by doubling: (K, capacity, padded E), int8 with a scale per row."""
+
+    def __init__(self, cfg: ModelConfig, kv: str) -> None:
+        self.kv = kv
+        self.width = -(-cfg.head_dim // _core.HEAD_PAD) * _core.HEAD_PAD * (1 if kv == "int8" else 2)  # bytes
+        self.heads = cfg.n_kv_heads
+        self.capacity = 0
+        self._arrays: list[NDArray[np.generic]] = []
+        self.core: _core.LayerCache
+
+    def reserve(self, positions: int, used: int) -> None:
+        """Room for so many positions; the first `used` are kept."""
+        if positions <= self.capacity:
+            return
+        capacity = max(positions, 2 * self.capacity, FIRST_CAPACITY)
+        self._replace(capacity, self._arrays, used)
+
+    def _replace(self, capacity: int, old: list[NDArray[np.generic]], used: int) -> None:
+        shapes: list[tuple[int, ...]] = [(self.heads, capacity, self.width)] * 2
+        new: list[NDArray[np.generic]] = [np.zeros(s, np.uint8) for s in shapes]
+        if self.kv == "int8":
+            new += [np.zeros((self.heads, capacity), np.float32) for _ in range(2)]
+        for to, source in zip(new, old, strict=False):
+            to[:, :used] = source[:, :used]
+        self._arrays, self.capacity = new, capacity
+        k, v, *scales = new
+        self.core = _core.LayerCache(k, v, *(scales or (None, None)))
+
+    def clone(self, used: int) -> LayerCache:
+        other = object.__new__(LayerCache)
+        other.kv, other.width, other.heads = self.kv, self.width, self.heads
+        other._replace(max(used, 1), self._arrays, used)
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self._arrays)
+
+
+@dataclass
+class Sequence:
+    """One text in progress. `tokens` are those whose keys and values are in the caches."""
+
+    cfg: ModelConfig
+    kv: str
+    tokens: list[int]
+    layers: list[LayerCache]
+
+    @classmethod
+    def empty(cls, cfg: ModelConfig, kv: str = "f16") -> Sequence:
+        return cls(cfg, kv, [], [LayerCache(cfg, kv) for _ in range(cfg.n_layers)])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def reserve(self, more: int) -> None:
+        """Room for `more` tokens in every layer, or an error when the model's context ends before."""
+        need = len(self) + more
+        if need > self.cfg.max_context:
+            raise RaloError(f"{need} tokens are more than the model's context of {self.cfg.max_context}")
+        for layer in self.layers:
+            layer.reserve(need, len(self))
+
+    def trim(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        if not 0 <= length <= len(self):
+            raise ValueError(f"cannot trim {len(self)} tokens to {length}")
+        del self.tokens[length:]
+
+    def clone(self) -> Sequence:
+        """An independent copy that can go on differently."""
+        layers = [layer.clone(len(self)) for layer in self.layers]
+        return Sequence(self.cfg, self.kv, list(self.tokens), layers)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
