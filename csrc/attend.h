@@ -5,8 +5,8 @@
 // A layer's cache: kv heads apart by `capacity` rows of ep elements.
 struct Cache {
   bool int8;
-  uint8_t *k, *v;                 // (heads, capacity, ep) f16 or int8
-  float *k_scales, *v_scales;     // (heads, capacity), int8 only
+  uint8_t *k, *v;              // (heads, capacity, ep) f16 or int8
+  float *k_scales, *v_scales;  // (heads, capacity), int8 only
   size_t heads, capacity, ep;
 };
 

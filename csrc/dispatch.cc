@@ -36,8 +36,7 @@ bool has_avx512() {
   return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq") && HAS("avx512cd") &&
          HAS("avx512vbmi") && HAS("avx512vnni") && HAS("avx512vpopcntdq");
 }
-const Level kLevels[] = {
-    {"avx512", &kAvx512, has_avx512()}, {"avx2", &kAvx2, has_avx2()}, {"base", &kBase, true}};
+const Level kLevels[] = {{"avx512", &kAvx512, has_avx512()}, {"avx2", &kAvx2, has_avx2()}, {"base", &kBase, true}};
 #else
 const Level kLevels[] = {{"base", &kBase, true}};
 #endif

@@ -16,23 +16,21 @@ enum class Quant { f32, bf16, int8, int4 };
 
 struct Mat {
   Quant quant;
-  uint8_t* data;         // (ic, row_bytes)
-  uint16_t* scales;      // (ic, oc / group) bf16; null for f32 and bf16
-  size_t ic, oc;         // oc: padded
+  uint8_t* data;     // (ic, row_bytes)
+  uint16_t* scales;  // (ic, oc / group) bf16; null for f32 and bf16
+  size_t ic, oc;     // oc: padded
   size_t row_bytes() const {
     return quant == Quant::f32 ? oc * 4 : quant == Quant::bf16 ? oc * 2 : quant == Quant::int8 ? oc : oc / 2;
   }
-  size_t groups() const {
-    return quant == Quant::int8 ? oc / kGroupInt8 : quant == Quant::int4 ? oc / kGroupInt4 : 0;
-  }
+  size_t groups() const { return quant == Quant::int8 ? oc / kGroupInt8 : quant == Quant::int4 ? oc / kGroupInt4 : 0; }
   size_t bytes() const { return ic * (row_bytes() + groups() * 2); }
 };
 
 // Keys and values of one kv head: rows of ep elements, one per position.
 struct Keys {
-  const void *k, *v;                     // (n, ep) f16 or int8
-  const float *k_scales, *v_scales;      // (n), int8 only
-  size_t ep;                             // head width padded to kHeadPad
+  const void *k, *v;                 // (n, ep) f16 or int8
+  const float *k_scales, *v_scales;  // (n), int8 only
+  size_t ep;                         // head width padded to kHeadPad
 };
 constexpr size_t kHeadPad = 16;
 
@@ -45,8 +43,8 @@ struct Queries {
   float scale;
   size_t out_stride;
 };
-constexpr size_t kTileRows = 64;   // query rows (tokens x heads) of one attention tile
-constexpr size_t kTileKeys = 64;   // keys of one step
+constexpr size_t kTileRows = 64;  // query rows (tokens x heads) of one attention tile
+constexpr size_t kTileKeys = 64;  // keys of one step
 inline size_t tile_scratch(size_t g, size_t ep) {
   size_t rows = g > kTileRows ? g : kTileRows;
   return rows * (2 * ep + kTileKeys + 2) + 2 * kTileKeys * ep;

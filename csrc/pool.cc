@@ -1,4 +1,6 @@
 // Thread pool: a job is published with an epoch; tasks are claimed by compare-and-swap on (epoch, next task).
+#include "pool.h"
+
 #include <pthread.h>
 
 #include <atomic>
@@ -11,8 +13,6 @@
 #include <new>
 #include <thread>
 #include <vector>
-
-#include "pool.h"
 
 #if defined(__x86_64__)
 #define RELAX() __builtin_ia32_pause()

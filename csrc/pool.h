@@ -10,7 +10,8 @@ void parallel(size_t tasks, void (*fn)(void* ctx, size_t task, size_t thread), v
 template <class F>
 void parallel(size_t tasks, F&& f) {
   parallel(
-      tasks, [](void* ctx, size_t task, size_t thread) { (*static_cast<std::remove_reference_t<F>*>(ctx))(task, thread); },
+      tasks,
+      [](void* ctx, size_t task, size_t thread) { (*static_cast<std::remove_reference_t<F>*>(ctx))(task, thread); },
       &f);
 }
 

@@ -1,4 +1,5 @@
-// A vector of floats per ISA level and the few operations kernels are written in. The only file with intrinsics for all.
+// A vector of floats per ISA level and the few operations kernels are written in. The only file with intrinsics for
+// all.
 #pragma once
 #include <cmath>
 #include <cstddef>

@@ -22,7 +22,8 @@ inline void tile(const float* a, size_t lda, const float* b, size_t ldb, float* 
 }
 
 template <size_t NV>
-inline void tile_rows(size_t m, const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t k) {
+inline void tile_rows(size_t m, const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc,
+                      size_t k) {
   for (; m >= kTileM; m -= kTileM, a += kTileM * lda, c += kTileM * ldc) tile<kTileM, NV>(a, lda, b, ldb, c, ldc, k);
   static_assert(kTileM <= 6, "the remainders below go to 5");
   switch (m) {

@@ -1,12 +1,11 @@
 // A layer's key/value cache as arrays owned by Python, and attention over it.
-#include "attend.h"
-
 #include "arrays.h"
+#include "attend.h"
 
 namespace {
 
-using Bytes = Array<uint8_t, 3>;                   // (heads, capacity, ep * element size)
-using Scales = std::optional<Array<float, 2>>;     // (heads, capacity)
+using Bytes = Array<uint8_t, 3>;                // (heads, capacity, ep * element size)
+using Scales = std::optional<Array<float, 2>>;  // (heads, capacity)
 
 struct LayerCache {
   Cache c;
@@ -24,7 +23,7 @@ struct LayerCache {
       need(k_scales->shape(0) == heads && k_scales->shape(1) == capacity && v_scales->shape(0) == heads &&
                v_scales->shape(1) == capacity,
            "scales must be (heads, capacity)");
-    c = {int8, k.data(), v.data(), int8 ? k_scales->data() : nullptr, int8 ? v_scales->data() : nullptr,
+    c = {int8,  k.data(), v.data(),    int8 ? k_scales->data() : nullptr, int8 ? v_scales->data() : nullptr,
          heads, capacity, width / size};
   }
 

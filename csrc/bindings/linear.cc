@@ -69,12 +69,15 @@ void bind_linear(nb::module_& m) {
   m.attr("PAD") = kPad;
   m.attr("GROUP_INT8") = kGroupInt8;
   m.attr("GROUP_INT4") = kGroupInt4;
-  m.def("row_bytes", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).row_bytes(); }, nb::arg("quant"),
-        nb::arg("oc"), "Bytes of one input channel's weights");
-  m.def("groups", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).groups(); }, nb::arg("quant"),
-        nb::arg("oc"), "Scales of one input channel");
+  m.def(
+      "row_bytes", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).row_bytes(); }, nb::arg("quant"),
+      nb::arg("oc"), "Bytes of one input channel's weights");
+  m.def(
+      "groups", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).groups(); }, nb::arg("quant"),
+      nb::arg("oc"), "Scales of one input channel");
   m.def("pack", pack_rows, nb::arg("quant"), nb::arg("rows"), nb::arg("oc"), nb::arg("o0"), nb::arg("data"),
-        nb::arg("scales").none(), "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
+        nb::arg("scales").none(),
+        "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
   nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
       .def(nb::init<const std::string&, size_t, size_t, Array<const uint8_t, 2>, ConstScales, Bias>(), nb::arg("quant"),
            nb::arg("ic"), nb::arg("oc"), nb::arg("data"), nb::arg("scales").none(), nb::arg("bias").none())

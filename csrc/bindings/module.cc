@@ -5,20 +5,27 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "ralo's kernels: shapes are checked here, the arithmetic is in csrc/kernels.";
-  m.def("levels", [] {
-    std::vector<std::string> names;
-    for (auto p = levels(); *p; ++p) names.push_back(*p);
-    return names;
-  }, "ISA levels this CPU can run, best first");
+  m.def(
+      "levels",
+      [] {
+        std::vector<std::string> names;
+        for (auto p = levels(); *p; ++p) names.push_back(*p);
+        return names;
+      },
+      "ISA levels this CPU can run, best first");
   m.def("level", [] { return std::string(level()); }, "The ISA level in use");
-  m.def("force_level", [](const std::string& name) {
-    need(force_level(name.c_str()), "unknown ISA level, or one this CPU lacks");
-  }, nb::arg("name"));
+  m.def(
+      "force_level",
+      [](const std::string& name) { need(force_level(name.c_str()), "unknown ISA level, or one this CPU lacks"); },
+      nb::arg("name"));
   m.def("threads", [] { return threads(); });
-  m.def("set_threads", [](size_t n) {
-    need(n >= 1 && n <= 1024, "threads must be between 1 and 1024");
-    set_threads(n);
-  }, nb::arg("n"));
+  m.def(
+      "set_threads",
+      [](size_t n) {
+        need(n >= 1 && n <= 1024, "threads must be between 1 and 1024");
+        set_threads(n);
+      },
+      nb::arg("n"));
   bind_linear(m);
   bind_attention(m);
   bind_rows(m);

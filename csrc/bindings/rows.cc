@@ -31,7 +31,8 @@ void norm_layer(Rows<const float> x, Array<const float, 1> w, Array<const float,
   need(x.shape(1) == d && out.shape(1) == d && b.shape(0) == d && x.shape(0) == out.shape(0),
        "x and out must be (T, d), w and b (d,)");
   by_rows(x.shape(0), [&](size_t r, size_t n) {
-    kernels().norm_layer(x.data() + r * stride, stride, n, d, w.data(), b.data(), eps, out.data() + r * ostride, ostride);
+    kernels().norm_layer(x.data() + r * stride, stride, n, d, w.data(), b.data(), eps, out.data() + r * ostride,
+                         ostride);
   });
 }
 

@@ -1,4 +1,5 @@
-// Attention of one kv head over its cached keys: one token (all query heads of the group read a key once), and prefill tiles.
+// Attention of one kv head over its cached keys: one token (all query heads of the group read a key once), and prefill
+// tiles.
 #include "kernels.h"
 #include "tile.h"
 
@@ -16,8 +17,8 @@ struct Int8Row {
   static float scale(const float* s, size_t t) { return s[t]; }
 };
 
-constexpr size_t kKeys = 32;   // keys per step of the online softmax in decode
-constexpr size_t kHeads = 4;   // query heads that share one conversion of a key
+constexpr size_t kKeys = 32;  // keys per step of the online softmax in decode
+constexpr size_t kHeads = 4;  // query heads that share one conversion of a key
 
 // s[g][j] = q_g . key(t + j), for up to kHeads heads.
 template <class Row>
@@ -103,13 +104,13 @@ void unpack(const Keys& kv, size_t t, size_t n, float* kt, float* v) {
 template <class Row>
 void attend_tile(const Keys& kv, const Queries& Q, size_t first, size_t tokens, float* out, float* scratch) {
   const size_t rows = tokens * Q.g, ep = kv.ep;
-  float* q = scratch;                   // (rows, ep)
-  float* o = q + rows * ep;             // (rows, ep)
-  float* s = o + rows * ep;             // (rows, kTileKeys)
-  float* m = s + rows * kTileKeys;      // (rows)
-  float* l = m + rows;                  // (rows)
-  float* kt = l + rows;                 // (ep, kTileKeys)
-  float* v = kt + kTileKeys * ep;       // (kTileKeys, ep)
+  float* q = scratch;               // (rows, ep)
+  float* o = q + rows * ep;         // (rows, ep)
+  float* s = o + rows * ep;         // (rows, kTileKeys)
+  float* m = s + rows * kTileKeys;  // (rows)
+  float* l = m + rows;              // (rows)
+  float* kt = l + rows;             // (ep, kTileKeys)
+  float* v = kt + kTileKeys * ep;   // (kTileKeys, ep)
   std::memset(q, 0, 2 * rows * ep * sizeof(float));
   for (size_t r = 0; r < rows; ++r) {
     const float* in = Q.q + (first + r / Q.g) * Q.stride + r % Q.g * Q.e;

@@ -1,4 +1,5 @@
-// Many tokens: Y += X W. A block of weights is unpacked once into scratch and used for a block of tokens: compute-bound.
+// Many tokens: Y += X W. A block of weights is unpacked once into scratch and used for a block of tokens:
+// compute-bound.
 #include "tile.h"
 #include "weights.h"
 

@@ -4,8 +4,8 @@
 namespace ISA {
 namespace {
 
-constexpr size_t kPass = 16;      // channels whose rows are read side by side: enough streams to fill the memory queue
-constexpr size_t kPanel = 4096;   // outputs whose sums stay in the first-level cache
+constexpr size_t kPass = 16;     // channels whose rows are read side by side: enough streams to fill the memory queue
+constexpr size_t kPanel = 4096;  // outputs whose sums stay in the first-level cache
 
 // Scales of the panel folded into x: xs[r][g] = x[i0 + r] * scale(i0 + r, g). Without scales: x itself, one group.
 template <class Row>

@@ -1,4 +1,5 @@
-// Packing: output-major float rows, as checkpoints have them, into channel-major storage. Same bytes at every ISA level.
+// Packing: output-major float rows, as checkpoints have them, into channel-major storage. Same bytes at every ISA
+// level.
 #include "kernels.h"
 #include "simd.h"
 

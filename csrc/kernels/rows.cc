@@ -1,4 +1,5 @@
-// What a layer does row by row between its linear maps: norms, rotary embedding, activations; and the bandwidth yardstick.
+// What a layer does row by row between its linear maps: norms, rotary embedding, activations; and the bandwidth
+// yardstick.
 #include "kernels.h"
 #include "simd.h"
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from ralo.errors import FormatError
 
+TokenIds = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -110,7 +112,7 @@ class Fields:
             raise self.fail(f"{key!r} must be an object, got {short(value)}")
         return Fields(value, self.path)
 
-    def ids(self, key: str) -> tuple[int, ...]:
+    def ids(self, key: str) -> TokenIds:
         """A token id, a list of them, or nothing."""
         value = self.values.get(key)
         items = value if isinstance(value, list) else [] if value is None else [value]

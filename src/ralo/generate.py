@@ -28,6 +28,7 @@ class Stats:
 
     prompt_tokens: int = 0
     prefill_s: float = 0.0
+    prefill_bytes: int = 0  # weights, keys and values read for the prompt
     new_tokens: int = 0
     steps: int = 0  # decode passes over the weights
     decode_s: float = 0.0  # time of those passes and of choosing their tokens
@@ -74,9 +75,10 @@ def generate(model: Model, seq: TextState, request: Request, text: TextStream | 
     if len(seq) + len(request.prompt) > limit:
         have = len(seq) + len(request.prompt)
         raise RaloError(f"the prompt is {have} tokens, the model's context is {limit}: shorten it")
-    clock = time.perf_counter()
+    clock, before = time.perf_counter(), model.bytes_read
     logits = model.prefill(request.prompt, seq)
     stats.prompt_tokens, stats.prefill_s = len(request.prompt), time.perf_counter() - clock
+    stats.prefill_bytes = model.bytes_read - before
     output = _Output(text, request.stop)
     while True:
         if stats.new_tokens == request.max_tokens:
@@ -112,7 +114,9 @@ def generate(model: Model, seq: TextState, request: Request, text: TextStream | 
 def _make_room(model: Model, seq: TextState, on_full: str) -> bool:
     """The context is full: stop (False), or keep its newer half and run that again (True)."""
     if on_full == "error":
-        raise RaloError(f"the model's context of {model.cfg.max_context} tokens is full (--on-full stop or slide goes on)")
+        raise RaloError(
+            f"the model's context of {model.cfg.max_context} tokens is full (--on-full stop or slide goes on)"
+        )
     if on_full == "stop":
         return False
     kept = seq.tokens[-max(1, model.cfg.max_context // 2) :] if model.cfg.max_context > 1 else []

@@ -54,7 +54,9 @@ class LM:
         tokenizer = self._open_tokenizer()
         if tokenizer.vocab_size > self.model.cfg.vocab:
             have, vocab = tokenizer.vocab_size, self.model.cfg.vocab
-            raise RaloError(f"{self.path}: the tokenizer has {have} tokens, the model {vocab}: they do not belong together")
+            raise RaloError(
+                f"{self.path}: the tokenizer has {have} tokens, the model {vocab}: they do not belong together"
+            )
         return tokenizer
 
     @property
@@ -97,7 +99,9 @@ class LM:
 
     def run(self, request: Request, seq: TextState | None = None) -> Iterator[Piece]:
         """Tokens and text as they are made, after `seq` where one is given; `request.stats` tells what it cost."""
-        for piece in generate(self.model, seq or self.new_sequence(), request, self.tokenizer.stream()):
+        for piece in generate(
+            self.model, seq or self.new_sequence(), request, self.tokenizer.stream(after=request.prompt)
+        ):
             self._tokens_made += piece.token >= 0
             yield piece
 
@@ -116,7 +120,9 @@ class LM:
     def perplexity(self, text: str, ctx: int = 1024, tokens: int | None = None) -> Quality:
         """Of at most `tokens` predictions, in windows of `ctx` without overlap."""
         ids = self.encode(text)
-        return perplexity(self.model, ids[: tokens + 1] if tokens else ids, min(ctx, self.model.cfg.max_context), self.kv)
+        return perplexity(
+            self.model, ids[: tokens + 1] if tokens else ids, min(ctx, self.model.cfg.max_context), self.kv
+        )
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since loading."""

@@ -51,7 +51,7 @@ class Matrix:
         )
 
     def pack(self, part: str, tensor: Tensor) -> bool:
-        """Quantise a checkpoint's tensor (outputs, ic) into a part, a few rows at a time; False: a value is not finite."""
+        """Quantise a tensor (outputs, ic) into a part, some rows at a time; False: a value is not finite."""
         at, n = self.slices[part].start, tensor.shape[0]
         step = max(_core.PAD, CHUNK_BYTES // (4 * self.ic) // _core.PAD * _core.PAD)
         finite = True

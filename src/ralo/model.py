@@ -90,11 +90,11 @@ class Model:
         hidden = np.zeros((0, 0), np.float32)
         for start in range(0, len(tokens), PREFILL_CHUNK):
             hidden = self.forward(tokens[start : start + PREFILL_CHUNK], seq)
-        return self.logits(hidden[-1:])[0]
+        return self.logits(hidden[-1:]).reshape(-1)
 
     def step(self, token: int, seq: Sequence) -> F32:
         """One more token; scores of the next (V)."""
-        return self.logits(self.forward((token,), seq))[0]
+        return self.logits(self.forward((token,), seq)).reshape(-1)
 
     @property
     def bytes_read(self) -> int:

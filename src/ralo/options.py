@@ -1,4 +1,4 @@
-"""Flags are declared once, as dataclass fields: the parser, the environment and --help all read the same declaration."""
+"""Flags are declared once, as dataclass fields: parser, environment and --help all read the same declaration."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def nll(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> F64:
     """Scores (T, V), targets (T) -> minus log probability of each target (T)."""
     high = logits.max(axis=1, keepdims=True)
     total = np.exp(logits - high).sum(axis=1, dtype=np.float64)
-    return np.log(total) + (high[:, 0] - logits[np.arange(len(targets)), targets])
+    loss: F64 = np.log(total) + (high[:, 0] - logits[np.arange(len(targets)), targets])
+    return loss
 
 
 def perplexity(

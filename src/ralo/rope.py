@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +33,14 @@ def read_rope(fields: Fields, head_dim: int, max_context: int) -> Rope:
     return Rope(theta, dim, kind, _params(kind, scaling, dim, max_context))
 
 
-def _params(kind: str, f: Fields, dim: int, max_context: int) -> dict[str, float | bool | list[float]]:
+def _params(kind: str, f: Fields, dim: int, max_context: int) -> dict[str, Any]:
     if kind == "factors":
         factors = f.values.get("factors")
         good = isinstance(factors, list) and len(factors) == dim // 2
         if not good or any(not isinstance(x, float) or not 1e-6 < x < 1e6 for x in factors or []):
             raise f.fail(f"rope factors must be {dim // 2} positive numbers")
         return {"factors": list(factors or [])}
-    params: dict[str, float | bool | list[float]] = {"factor": f.float("factor", 1e-3, 1e6)}
+    params: dict[str, Any] = {"factor": f.float("factor", 1e-3, 1e6)}
     original = f.int("original_max_position_embeddings", 1, 1 << 30, max_context)
     params["original"] = float(original)
     if kind == "dynamic":
@@ -53,7 +54,7 @@ def _params(kind: str, f: Fields, dim: int, max_context: int) -> dict[str, float
         params["fast"] = f.float("beta_fast", 1e-3, 1e6, 32.0)
         params["slow"] = f.float("beta_slow", 1e-3, 1e6, 1.0)
         params["truncate"] = f.bool("truncate", True)
-        params["magnitude"] = _yarn_magnitude(f, float(params["factor"]))
+        params["magnitude"] = _yarn_magnitude(f, params["factor"])
     return params
 
 

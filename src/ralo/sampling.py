@@ -42,7 +42,9 @@ class Sampler:
         if o.temperature == 0 or o.top_k == 1:
             return int(np.argmax(logits))
         ids, p = self._candidates(logits)
-        return int(ids[np.searchsorted(np.cumsum(p), self._random.random() * p.sum(), side="right").clip(0, len(p) - 1)])
+        return int(
+            ids[np.searchsorted(np.cumsum(p), self._random.random() * p.sum(), side="right").clip(0, len(p) - 1)]
+        )
 
     def _penalised(self, logits: NDArray[np.float32], recent: Sequence[int]) -> NDArray[np.float32]:
         o, seen = self.options, np.unique(np.asarray(recent[-PENALTY_WINDOW:], np.int64))
@@ -54,10 +56,9 @@ class Sampler:
     def _candidates(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Token ids, likeliest first, and their weights after every limit."""
         o = self.options
+        ids = np.arange(len(logits))
         if 0 < o.top_k < len(logits):
             ids = np.argpartition(-logits, o.top_k)[: o.top_k]
-        else:
-            ids = np.arange(len(logits))
         ids = ids[np.argsort(-logits[ids], kind="stable")]
         p = np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / o.temperature)
         if o.min_p > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ class LayerCache:
         self.width = -(-cfg.head_dim // _core.HEAD_PAD) * _core.HEAD_PAD * (1 if kv == "int8" else 2)  # bytes
         self.heads = cfg.n_kv_heads
         self.capacity = 0
-        self._arrays: list[NDArray[np.generic]] = []
+        self._arrays: list[NDArray[Any]] = []
         self.core: _core.LayerCache
 
     def reserve(self, positions: int, used: int) -> None:
@@ -33,9 +34,9 @@ class LayerCache:
         capacity = max(positions, 2 * self.capacity, FIRST_CAPACITY)
         self._replace(capacity, self._arrays, used)
 
-    def _replace(self, capacity: int, old: list[NDArray[np.generic]], used: int) -> None:
+    def _replace(self, capacity: int, old: list[NDArray[Any]], used: int) -> None:
         shapes: list[tuple[int, ...]] = [(self.heads, capacity, self.width)] * 2
-        new: list[NDArray[np.generic]] = [np.zeros(s, np.uint8) for s in shapes]
+        new: list[NDArray[Any]] = [np.zeros(s, np.uint8) for s in shapes]
         if self.kv == "int8":
             new += [np.zeros((self.heads, capacity), np.float32) for _ in range(2)]
         for to, source in zip(new, old, strict=False):

@@ -15,8 +15,11 @@ Shapes = dict[str, tuple[int, ...]]
 def top_shapes(cfg: ModelConfig) -> Shapes:
     v, d = cfg.vocab, cfg.d_model
     return {
-        **{"embed": (v, d), "positions": (cfg.position_rows, d), "head": (v, d)},
-        **{"final_norm": (d,), "final_norm_bias": (d,)},
+        "embed": (v, d),
+        "positions": (cfg.position_rows, d),
+        "head": (v, d),
+        "final_norm": (d,),
+        "final_norm_bias": (d,),
     }
 
 

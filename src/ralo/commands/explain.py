@@ -26,16 +26,29 @@ def run(args: argparse.Namespace) -> int:
     weights = sum(int(str(r["bytes"])) for r in rows)
     print(f"weights read per token: {screen.size(weights)}; cache per token of context: {screen.size(cache_bytes(lm))}")
     if args.json:
-        screen.json_line({**info, "weight_bytes_per_token": weights, "kv_bytes_per_position": cache_bytes(lm), "rows": rows})
+        screen.json_line(
+            {**info, "weight_bytes_per_token": weights, "kv_bytes_per_position": cache_bytes(lm), "rows": rows}
+        )
     return 0
 
 
 def about(lm: LM) -> dict[str, object]:
     cfg = lm.model.cfg
     return {
-        **{"arch": cfg.arch, "layers": cfg.n_layers, "D": cfg.d_model, "F": cfg.d_ff, "H": cfg.n_heads},
-        **{"K": cfg.n_kv_heads, "E": cfg.head_dim, "V": cfg.vocab, "context": cfg.max_context, "act": cfg.act},
-        **{"quant": lm.quant, "kv": lm.kv, "isa": _core.level(), "threads": _core.threads()},
+        "arch": cfg.arch,
+        "layers": cfg.n_layers,
+        "D": cfg.d_model,
+        "F": cfg.d_ff,
+        "H": cfg.n_heads,
+        "K": cfg.n_kv_heads,
+        "E": cfg.head_dim,
+        "V": cfg.vocab,
+        "context": cfg.max_context,
+        "act": cfg.act,
+        "quant": lm.quant,
+        "kv": lm.kv,
+        "isa": _core.level(),
+        "threads": _core.threads(),
     }
 
 

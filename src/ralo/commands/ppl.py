@@ -35,15 +35,17 @@ def run(args: argparse.Namespace) -> int:
     tokens = lm.encode(text)
     if options.tokens:
         if len(tokens) <= options.tokens:
-            raise RaloError(f"{options.text}: has {len(tokens)} tokens, --tokens {options.tokens} needs one more than that")
+            raise RaloError(
+                f"{options.text}: has {len(tokens)} tokens, --tokens {options.tokens} needs one more than that"
+            )
         tokens = tokens[: options.tokens + 1]
     with screen.progress("measuring") as bar:
         quality = perplexity(lm.model, tokens, options.ctx, lm.kv, bar)
     low, high = quality.ci95
     columns = ("model", "quant", "kv", "ctx", "tokens", "ppl", "dense", "Δppl %", "95 %", "KL", "top-1")
-    row = (model.model, lm.quant, lm.kv, str(options.ctx), str(quality.tokens), f"{quality.ppl:.4f}")
-    row += (f"{quality.dense_ppl:.4f}", f"{quality.delta_ppl_pct:+.2f}", f"{low:+.2f} … {high:+.2f}")
-    screen.table(columns, [(*row, f"{quality.kl:.5f}", f"{quality.top1_agree:.4f}")])
+    row = [model.model, lm.quant, lm.kv, str(options.ctx), str(quality.tokens), f"{quality.ppl:.4f}"]
+    row += [f"{quality.dense_ppl:.4f}", f"{quality.delta_ppl_pct:+.2f}", f"{low:+.2f} … {high:+.2f}"]
+    screen.table(columns, [[*row, f"{quality.kl:.5f}", f"{quality.top1_agree:.4f}"]])
     if args.json:
         run_as = {"model": model.model, "quant": lm.quant, "kv": lm.kv, "ctx": options.ctx}
         screen.json_line({**quality.to_dict(), **run_as})

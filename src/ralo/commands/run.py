@@ -94,7 +94,9 @@ def stats_line(lm: LM, stats: Stats) -> str:
         f"{lm.quant} weights, {lm.kv} cache, {_core.threads()} threads, {_core.level()}, dense",
     ]
     if stats.finish in ("context", "interrupted"):
-        parts.append({"context": f"stopped: context of {lm.model.cfg.max_context} tokens is full"}.get(stats.finish, "cut"))
+        parts.append(
+            {"context": f"stopped: context of {lm.model.cfg.max_context} tokens is full"}.get(stats.finish, "cut")
+        )
     return "[" + " · ".join(parts) + "]"
 
 

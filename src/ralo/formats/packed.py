@@ -124,15 +124,24 @@ class _Reader:
 
     def layer(self, i: int) -> LayerWeights:
         at, shapes = f"layers.{i}.", layer_shapes(self.cfg)
-        heads = {n: self.norm(at + n, shapes[n]) if at + n in self.tensors else None for n in ("q_norm", "k_norm")}
-        sites = {name: [s for s in group if s != "gate" or self.cfg.gated] for name, group in FUSED.items()}
-        matrices = {
-            name: self.matrix(at + name, self.quant, {s: shapes[s] for s in group})
-            for name, group in sites.items()
-            if name != "head"
-        }
-        norms = {n: self.norm(at + n, shapes[n]) for n in ("attn_norm", "mlp_norm")}
-        return LayerWeights(**norms, **heads, **matrices)
+
+        def matrix(name: str) -> Matrix:
+            sites = [s for s in FUSED[name] if s != "gate" or self.cfg.gated]
+            return self.matrix(at + name, self.quant, {s: shapes[s] for s in sites})
+
+        def head_norm(name: str) -> Norm | None:
+            return self.norm(at + name, shapes[name]) if at + name in self.tensors else None
+
+        return LayerWeights(
+            attn_norm=self.norm(f"{at}attn_norm", shapes["attn_norm"]),
+            qkv=matrix("qkv"),
+            q_norm=head_norm("q_norm"),
+            k_norm=head_norm("k_norm"),
+            o=matrix("o"),
+            mlp_norm=self.norm(f"{at}mlp_norm", shapes["mlp_norm"]),
+            up=matrix("up"),
+            down=matrix("down"),
+        )
 
     def norm(self, name: str, shape: tuple[int, ...]) -> Norm:
         bias = self.array(f"{name}_bias", shape, ("f32",)) if f"{name}_bias" in self.tensors else None

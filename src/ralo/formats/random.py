@@ -1,4 +1,4 @@
-"""Shapes without weights: `random:D=2048,L=16,F=8192,H=32,K=8,V=32000` is a Llama of that shape, for measuring speed."""
+"""Shapes without weights: `random:D=2048,L=16,F=8192,H=32,K=8,V=32000` is a Llama of that shape, to measure speed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class RandomTensor:
         width = int(np.prod(self.shape[1:]))
         # Starts are spread by a large prime and by the tensor's name, so that no two rows are alike nearby.
         first = (np.arange(start, stop) * 1000003 + sum(self.name.encode()) * 7919) % (POOL - width)
-        return _pool()[first[:, None] + np.arange(width)].reshape(shape)
+        values: NDArray[np.float32] = _pool()[first[:, None] + np.arange(width)]
+        return values.reshape(shape)
 
     def stored(self) -> None:
         return None
@@ -63,9 +64,17 @@ def checkpoint(spec: str) -> Checkpoint:
         shapes |= {f"{at}mlp.{n}_proj.weight": (f, d) for n in ("gate", "up")}
         shapes |= {f"{at}{n}_layernorm.weight": (d,) for n in ("input", "post_attention")}
     config = {
-        **{"model_type": "llama", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers},
-        **{"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": e, "vocab_size": v},
-        **{"max_position_embeddings": k["C"], "tie_word_embeddings": True, "hidden_act": "silu"},
+        "model_type": "llama",
+        "hidden_size": d,
+        "intermediate_size": f,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": e,
+        "vocab_size": v,
+        "max_position_embeddings": k["C"],
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
     }
     tensors = {name: RandomTensor(name, shape, ones=len(shape) == 1) for name, shape in shapes.items()}
     return Checkpoint(Path(spec), config, tensors, _no_tokenizer, Path(spec))

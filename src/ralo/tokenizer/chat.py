@@ -34,8 +34,9 @@ def render(template: str, *, messages: Sequence[Mapping[str, Any]], **names: Any
 
 
 def bounded_text(template: str, **names: Any) -> str:
-    sandbox = new_sandbox()
-    program = Template.from_code(sandbox, compiled(template), sandbox.make_globals(None))
+    code = compiled(template)
+    sandbox = new_sandbox()  # its clock starts here
+    program = Template.from_code(sandbox, code, sandbox.make_globals(None))
     pieces, length = [], 0
     for piece in program.generate(**names):
         pieces.append(piece)

@@ -119,9 +119,8 @@ class Reader:
         return tokens
 
     def read_types(self) -> list[int]:
-        if "tokenizer.ggml.token_type" not in self._metadata:
-            return [NORMAL] * len(self.tokens)
-        kinds = self.per_token("ggml.token_type", numbers.Integral)
+        given = self._metadata.get("tokenizer.ggml.token_type") is not None
+        kinds = self.per_token("ggml.token_type", numbers.Integral) if given else [NORMAL] * len(self.tokens)
         return [CONTROL if i in self.blank else kind for i, kind in enumerate(kinds)]
 
     def read_merges(self) -> list[tuple[str, str]]:
@@ -163,7 +162,7 @@ class Reader:
             return default[0]
         value = value.tolist() if hasattr(value, "tolist") else value  # numpy's to Python's own
         if type(value) is not kind:
-            raise self.error(key, f"is a {type(value).__name__}, not a {kind.__name__}")
+            raise self.error(key, f"is of type {type(value).__name__}, not {kind.__name__}")
         return value
 
     def error(self, key: str, reason: str) -> FormatError:

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-WORK = 1 << 26  # characters made and loop bodies entered, over one rendering
+WORK = 1 << 27  # bytes of text and lists made, template text passed and loop bodies entered, over one rendering
 SECONDS = 5.0
 LONGEST_ITERATOR = 100_000  # the sandbox's own limit on range()
 
@@ -166,8 +166,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def size(value: Any) -> int:
-    """The length of a text or a collection, which is what it costs to make."""
-    return len(value) if isinstance(value, str | list | tuple | dict) else 0
+    """About the bytes of a text or a collection, which is what it costs to make."""
+    if isinstance(value, str):
+        return len(value)
+    return 8 * len(value) if isinstance(value, list | tuple | dict) else 0
 
 
 def extent(value: Any) -> int:

@@ -1,0 +1,77 @@
+"""
+ralo's kernels: shapes are checked here, the arithmetic is in csrc/kernels.
+"""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+def levels() -> list[str]:
+    """ISA levels this CPU can run, best first"""
+
+def level() -> str:
+    """The ISA level in use"""
+
+def force_level(name: str) -> None: ...
+
+def threads() -> int: ...
+
+def set_threads(n: int) -> None: ...
+
+PAD: int = 64
+
+GROUP_INT8: int = 64
+
+GROUP_INT4: int = 32
+
+def row_bytes(quant: str, oc: int) -> int:
+    """Bytes of one input channel's weights"""
+
+def groups(quant: str, oc: int) -> int:
+    """Scales of one input channel"""
+
+def pack(quant: str, rows: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], oc: int, o0: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu')] | None) -> bool:
+    """
+    Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite
+    """
+
+class Matrix:
+    """A packed linear map, input-channel-major"""
+
+    def __init__(self, quant: str, ic: int, oc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None: ...
+
+    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], add: bool = False) -> int:
+        """y = x W + bias, or y += where add; returns the bytes of weights read"""
+
+HEAD_PAD: int = 16
+
+class LayerCache:
+    """One layer's keys and values: f16, or int8 where scales are given"""
+
+    def __init__(self, k: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], k_scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, v_scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None) -> None: ...
+
+    def store(self, keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], at: int) -> None:
+        """Keys and values (T, heads * e) to positions [at, at + T)"""
+
+    def attend(self, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], heads: int, past: int, window: int, scale: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+        """
+        Causal attention of positions [past, past + T); window 0 = all keys; returns the bytes of cache read
+        """
+
+def norm_rms(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')]) -> None: ...
+
+def norm_layer(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], b: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')]) -> None: ...
+
+def norm_heads(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float) -> None:
+    """RMS norm of each head, in place"""
+
+def rope(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')], heads: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    """In place, pairs (i, i + half)"""
+
+def act(name: str, gate: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], up: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)] | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """out = f(gate) * up, or f(gate) where up is None"""
+
+def stream_read(words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """Sum of the words, read by all threads: a bandwidth yardstick"""
