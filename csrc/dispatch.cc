@@ -31,7 +31,7 @@ struct Level {
 
 #ifdef RALO_HAS_avx2
 #define HAS(flag) (__builtin_cpu_supports(flag) != 0)
-bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("popcnt") && HAS("bmi2"); }
+bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("f16c") && HAS("popcnt") && HAS("bmi2"); }
 bool has_avx512() {
   return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq") && HAS("avx512cd") &&
          HAS("avx512vbmi") && HAS("avx512vnni") && HAS("avx512vpopcntdq");

@@ -123,7 +123,7 @@ inline void load_nibbles(const uint8_t* p, V& lo, V& hi) {
 #else
 // ---------------------------------------------------------------- 4 lanes, any compiler's vectors (SSE2, NEON)
 typedef float V __attribute__((vector_size(16)));
-typedef int32_t VI __attribute__((vector_size(16)));
+typedef uint32_t VU __attribute__((vector_size(16)));
 constexpr size_t kLanes = 4;
 constexpr size_t kTileM = 4, kTileV = 2;
 constexpr size_t kBlockV = 8;
@@ -148,8 +148,9 @@ inline V round(V a) {  // |a| < 2^22
   return (a + magic) - magic;
 }
 inline V exp2i(V n) {
-  VI i = {static_cast<int32_t>(n[0]), static_cast<int32_t>(n[1]), static_cast<int32_t>(n[2]),
-          static_cast<int32_t>(n[3])};
+  const V at = n + set1(12582912.f);  // n is now in the low bits; unlike a conversion, defined for a NaN too
+  VU i;
+  std::memcpy(&i, &at, sizeof i);
   i = (i + 127) << 23;
   V v;
   std::memcpy(&v, &i, sizeof v);

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -80,7 +81,7 @@ def damage_tree(value: Any, rng: Random) -> None:
     elif kind <= 5 and type(spot[key]) in (int, float):
         spot[key] = rng.choice((spot[key] + 1, spot[key] - 1, spot[key] * 2, -spot[key], str(spot[key]), spot[key] / 2))
     else:
-        spot[key] = rng.choice(ODD)
+        spot[key] = deepcopy(rng.choice(ODD))  # a copy: the next change may go into it
 
 
 def _children(value: Any) -> list[Any]:
@@ -113,11 +114,128 @@ def damage_metadata(keys: list[str], rng: Random) -> dict[str, Any]:
     for key in rng.sample(keys, rng.choice((1, 1, 2, 4))):
         numbers = [v % 2**32 if isinstance(v, int) else v for v in INTEGERS]
         lists = [[1, 2, 3], ["a", "b"], [0.5, float("nan")], ["</s>"] * 2, [2**31 - 1] * 400]
-        out[key] = rng.choice((None, True, rng.choice(numbers), rng.choice(FLOATS), rng.choice(TEXTS), rng.choice(lists)))
+        floats = [v for v in FLOATS if v != 1e308]  # the writer has 32 bits for them
+        out[key] = rng.choice(
+            (None, True, rng.choice(numbers), rng.choice(floats), rng.choice(TEXTS), rng.choice(lists))
+        )
     return out
 
 
-BY_SUFFIX: dict[str, Callable[[bytes, Random], bytes]] = {
-    ".json": damage_json,
-    ".safetensors": damage_safetensors,
+def damage_settings(settings: Mapping[str, tuple[Any, ...]]) -> Callable[[bytes, Random], bytes]:
+    """Sets one to three keys of a JSON file to values that could be meant."""
+
+    def change(data: bytes, rng: Random) -> bytes:
+        value = json.loads(data)
+        inner = value.get("config") if isinstance(value.get("config"), dict) else value  # ralo.json holds the config
+        for key in rng.choices(sorted(settings), k=rng.choice((1, 1, 2, 3))):
+            inner[key] = rng.choice((*settings[key], rng.choice(ODD)))
+        return json.dumps(value).encode()
+
+    return change
+
+
+SIZES = (-1, 0, 1, 2, 3, 6, 8, 64, 4096, 2**24, 2**31, 0.5, "2")
+ROPES = tuple(
+    {key: kind, "factor": factor, **more}
+    for key in ("type", "rope_type")
+    for kind in ("linear", "dynamic", "llama3", "yarn", "longrope", "factors", "default", None, 1)
+    for factor in (2.0, 1e-3, 1e6, 0, "4")
+    for more in ({}, {"original_max_position_embeddings": 1, "low_freq_factor": 2, "high_freq_factor": 1})
+)
+CONFIG: dict[str, tuple[Any, ...]] = {
+    "rope_scaling": ROPES,
+    "rope_parameters": (
+        *ROPES,
+        {"rope_theta": 1.0},
+        {"rope_type": "yarn", "beta_fast": 1e-3, "mscale": 1e6, "factor": 9},
+    ),
+    "rope_theta": (1, 1.0, 1e12, 1e-9, 2, -5.0),
+    "partial_rotary_factor": (0, 0.1, 0.25, 0.5, 0.75, 1, 2, -1),
+    "hidden_act": ("relu", "gelu", "relu2", "gelu_new", "tanh"),
+    "activation_function": ("silu", "gelu", "mish"),
+    "rms_norm_eps": (0, 1, 1e-45, 1e30),
+    "layer_norm_epsilon": (0, 1, 2),
+    "sliding_window": (1, 2, 2**30, 0),
+    "use_sliding_window": (True, False, 1),
+    "max_window_layers": (0, 1, 99),
+    "layer_types": (["full_attention", "sliding_attention"], ["full_attention"], [{}, []], "full_attention"),
+    "tie_word_embeddings": (True, False),
+    "model_type": ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt2", "bloom", "../llama"),
+    "eos_token_id": (96, 97, 2**40, [0, 1, 2], [-1], -1),
+    "quant": ("f32", "bf16", "int8", "int4"),
+    "scale_attn_weights": (False, True),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "head_dim"), SIZES),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "vocab_size", "hidden_size", "n_embd", "n_inner"), SIZES
+    ),
+}
+LONG = "a" * 20_000
+TOKENIZER: dict[str, tuple[Any, ...]] = {
+    "normalizer": (
+        {"type": "Lowercase"},
+        {"type": "Prepend", "prepend": LONG},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+        {"type": "Replace", "pattern": {"Regex": "(a*)*"}, "content": LONG},
+        {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+        {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Strip"}]},
+        {"type": "BertNormalizer"},
+    ),
+    "pre_tokenizer": (
+        None,
+        {"type": "Split", "pattern": {"Regex": ""}, "behavior": "Isolated", "invert": False},
+        {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Removed", "invert": True},
+        {"type": "Split", "pattern": {"Regex": "[("}, "behavior": "Isolated", "invert": False},
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"},
+        {"type": "Digits", "individual_digits": True},
+    ),
+    "post_processor": (
+        {"type": "ByteLevel"},
+        {"type": "RobertaProcessing", "sep": ["</s>", 2**32 - 1], "cls": ["<s>", 98]},
+        {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}},
+        {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 500,
+            "pair": [],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0] * 5000, "tokens": ["<s>"] * 5000}},
+        },
+    ),
+    "decoder": (
+        None,
+        {"type": "Strip", "content": "a", "start": 2**40, "stop": 2**40},
+        {"type": "WordPiece", "prefix": "", "cleanup": True},
+        {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        {"type": "Replace", "pattern": {"String": ""}, "content": LONG},
+        {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
+    ),
+    "model": (
+        {"type": "WordLevel", "vocab": {"the": 0, "in": 2**32 - 1}, "unk_token": "the"},
+        {"type": "WordLevel", "vocab": {}, "unk_token": "none"},
+        {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 7},
+        {"type": "Unigram", "vocab": [["<unk>", 0.0], ["th", -1e308], ["e", 5]], "unk_id": 0, "byte_fallback": True},
+        {"type": "Unigram", "vocab": [], "unk_id": None},
+        {"type": "WordPiece", "vocab": {"[UNK]": 0}, "unk_token": "x", "max_input_chars_per_word": 0},
+        {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "nope", "byte_fallback": True},
+        {"type": "BPE", "vocab": {"t": 2**32 - 1, "h": 3}, "merges": [["t", "h"]]},
+    ),
+    "padding": ({"strategy": {"Fixed": 2**40}, "direction": "Left", "pad_id": 0, "pad_token": "x"},),
+    "truncation": ({"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 99},),
+}
+TEMPLATES = (
+    "{{ 'a' * 10**9 }}",
+    "{{ messages[5].content }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ raise_exception('no\\nroles') }}",
+    "{% include 'x' %}",
+    "",
+    LONG,
+)
+
+BY_NAME: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
+    "config.json": (damage_json, damage_settings(CONFIG)),
+    "ralo.json": (damage_json, damage_settings(CONFIG)),
+    "tokenizer.json": (damage_json, damage_settings(TOKENIZER)),
+    "tokenizer_config.json": (damage_json, damage_settings({"chat_template": TEMPLATES, "eos_token": ("<s>", "nope")})),
+    ".json": (damage_json,),
+    ".safetensors": (damage_safetensors,),
 }

@@ -16,13 +16,18 @@ using Array = nb::ndarray<T, nb::numpy, nb::ndim<N>, nb::c_contig, nb::device::c
 template <class T>
 using Rows = nb::ndarray<T, nb::numpy, nb::ndim<2>, nb::device::cpu>;
 
+// An array argument, taken as it is: what a kernel writes into a converted copy would be lost.
+inline auto array(const char* name) { return nb::arg(name).noconvert(); }
+
 inline void need(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
 }
 template <class T>
 size_t row_stride(const Rows<T>& a) {
-  need(a.shape(1) <= 1 || a.stride(1) == 1, "rows must be contiguous");
-  need(a.shape(0) <= 1 || a.stride(0) >= static_cast<int64_t>(a.shape(1)), "rows must not overlap");
+  if (a.size() == 0) return a.shape(1);  // nothing to step over: the strides may be anything
+  need(a.shape(1) == 1 || a.stride(1) == 1, "rows must be contiguous");
+  if (a.shape(0) == 1) return a.shape(1);
+  need(a.stride(0) >= static_cast<int64_t>(a.shape(1)), "rows must not overlap");
   return static_cast<size_t>(a.stride(0));
 }
 

@@ -55,11 +55,11 @@ struct LayerCache {
 void bind_attention(nb::module_& m) {
   m.attr("HEAD_PAD") = kHeadPad;
   nb::class_<LayerCache>(m, "LayerCache", "One layer's keys and values: f16, or int8 where scales are given")
-      .def(nb::init<Bytes, Bytes, Scales, Scales>(), nb::arg("k"), nb::arg("v"), nb::arg("k_scales").none(),
-           nb::arg("v_scales").none())
-      .def("store", &LayerCache::store, nb::arg("keys"), nb::arg("values"), nb::arg("at"),
+      .def(nb::init<Bytes, Bytes, Scales, Scales>(), array("k"), array("v"), array("k_scales").none(),
+           array("v_scales").none())
+      .def("store", &LayerCache::store, array("keys"), array("values"), nb::arg("at"),
            "Keys and values (T, heads * e) to positions [at, at + T)")
-      .def("attend", &LayerCache::attend, nb::arg("q"), nb::arg("heads"), nb::arg("past"), nb::arg("window"),
-           nb::arg("scale"), nb::arg("out"),
+      .def("attend", &LayerCache::attend, array("q"), nb::arg("heads"), nb::arg("past"), nb::arg("window"),
+           nb::arg("scale"), array("out"),
            "Causal attention of positions [past, past + T); window 0 = all keys; returns the bytes of cache read");
 }

@@ -75,12 +75,11 @@ void bind_linear(nb::module_& m) {
   m.def(
       "groups", [](const std::string& q, size_t oc) { return shape_of(q, 1, oc).groups(); }, nb::arg("quant"),
       nb::arg("oc"), "Scales of one input channel");
-  m.def("pack", pack_rows, nb::arg("quant"), nb::arg("rows"), nb::arg("oc"), nb::arg("o0"), nb::arg("data"),
-        nb::arg("scales").none(),
-        "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
+  m.def("pack", pack_rows, nb::arg("quant"), array("rows"), nb::arg("oc"), nb::arg("o0"), array("data"),
+        array("scales").none(), "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
   nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
       .def(nb::init<const std::string&, size_t, size_t, Array<const uint8_t, 2>, ConstScales, Bias>(), nb::arg("quant"),
-           nb::arg("ic"), nb::arg("oc"), nb::arg("data"), nb::arg("scales").none(), nb::arg("bias").none())
-      .def("apply", &Matrix::apply, nb::arg("x"), nb::arg("y"), nb::arg("add") = false,
+           nb::arg("ic"), nb::arg("oc"), array("data"), array("scales").none(), array("bias").none())
+      .def("apply", &Matrix::apply, array("x"), array("y"), nb::arg("add") = false,
            "y = x W + bias, or y += where add; returns the bytes of weights read");
 }

@@ -93,11 +93,11 @@ uint64_t stream_read(Array<const uint64_t, 1> words) {
 }  // namespace
 
 void bind_rows(nb::module_& m) {
-  m.def("norm_rms", norm_rms, nb::arg("x"), nb::arg("w"), nb::arg("eps"), nb::arg("out"));
-  m.def("norm_layer", norm_layer, nb::arg("x"), nb::arg("w"), nb::arg("b"), nb::arg("eps"), nb::arg("out"));
-  m.def("norm_heads", norm_heads, nb::arg("x"), nb::arg("w"), nb::arg("eps"), "RMS norm of each head, in place");
-  m.def("rope", rope, nb::arg("x"), nb::arg("heads"), nb::arg("cos"), nb::arg("sin"), "In place, pairs (i, i + half)");
-  m.def("act", act, nb::arg("name"), nb::arg("gate"), nb::arg("up").none(), nb::arg("out"),
+  m.def("norm_rms", norm_rms, array("x"), array("w"), nb::arg("eps"), array("out"));
+  m.def("norm_layer", norm_layer, array("x"), array("w"), array("b"), nb::arg("eps"), array("out"));
+  m.def("norm_heads", norm_heads, array("x"), array("w"), nb::arg("eps"), "RMS norm of each head, in place");
+  m.def("rope", rope, array("x"), nb::arg("heads"), array("cos"), array("sin"), "In place, pairs (i, i + half)");
+  m.def("act", act, nb::arg("name"), array("gate"), array("up").none(), array("out"),
         "out = f(gate) * up, or f(gate) where up is None");
-  m.def("stream_read", stream_read, nb::arg("words"), "Sum of the words, read by all threads: a bandwidth yardstick");
+  m.def("stream_read", stream_read, array("words"), "Sum of the words, read by all threads: a bandwidth yardstick");
 }

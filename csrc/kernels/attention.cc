@@ -190,7 +190,7 @@ void kv_store_int8(const float* x, size_t stride, size_t rows, size_t e, int8_t*
   for (size_t r = 0; r < rows; ++r, x += stride, out += ep) {
     float top = 0;
     for (size_t i = 0; i < e; ++i) top = std::fabs(x[i]) > top ? std::fabs(x[i]) : top;
-    const float inv = top > 0 ? 127.f / top : 0.f;
+    const float inv = top > 1e-36f ? 127.f / top : 0.f;  // below, the quotient overflows: a row of zeros
     scales[r] = top / 127.f;
     for (size_t i = 0; i < ep; ++i) {
       const float f = i < e ? (x[i] * inv + 12582912.f) - 12582912.f : 0.f;

@@ -10,6 +10,11 @@ constexpr size_t kLane = 16;  // channels packed side by side; fixed, so that ev
 
 inline float round_even(float x) { return (x + 12582912.f) - 12582912.f; }  // |x| < 2^22
 inline bool finite(float x) { return x - x == 0.f; }
+// 1 / scale; 0 where that is not finite: a group of zeros, or one so small that it is stored as zeros.
+inline float inverse(float scale) {
+  const float inv = 1.f / scale;
+  return finite(inv) ? inv : 0.f;
+}
 
 // One group of outputs x kLane channels, transposed to (channel, output); missing rows and channels are zero.
 template <size_t G>
@@ -51,14 +56,15 @@ struct Int4 {
     float top[kLane] = {0}, best[kLane];
     for (size_t r = 0; r < kGroup; ++r)
       for (size_t j = 0; j < kLane; ++j) top[j] = std::fabs(w[r][j]) > std::fabs(top[j]) ? w[r][j] : top[j];
-    for (size_t j = 0; j < kLane; ++j) best[j] = INFINITY, out[j] = 0;
+    // The first step stays where every squared error overflows.
+    for (size_t j = 0; j < kLane; ++j) best[j] = INFINITY, out[j] = f32_to_bf16(top[j] / -kSteps[0]);
     for (float step : kSteps) {
       uint16_t code[kLane];
       float s[kLane], inv[kLane], err[kLane] = {0};
       for (size_t j = 0; j < kLane; ++j) {
         code[j] = f32_to_bf16(top[j] / -step);
         s[j] = bf16_to_f32(code[j]);
-        inv[j] = s[j] != 0.f ? 1.f / s[j] : 0.f;
+        inv[j] = inverse(s[j]);
       }
       for (size_t r = 0; r < kGroup; ++r)
         for (size_t j = 0; j < kLane; ++j) {
@@ -84,7 +90,7 @@ bool pack(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_
       ok &= gather<Q::kGroup>(rows, n, w.ic, r0, c, nc, v);
       Q::scales(v, s);
       for (size_t j = 0; j < nc; ++j) {
-        const float scale = bf16_to_f32(s[j]), inv = scale != 0.f ? 1.f / scale : 0.f;
+        const float inv = inverse(bf16_to_f32(s[j]));
         int8_t q[Q::kGroup];
         for (size_t r = 0; r < Q::kGroup; ++r) {
           float f = round_even(v[r][j] * inv);
@@ -106,15 +112,16 @@ bool pack(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_
   return ok;
 }
 
-template <class T, T (*Convert)(float)>
+template <class T, T (*Convert)(float), float (*Value)(T)>
 bool transpose(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_t c1) {
   bool ok = true;
   T* data = reinterpret_cast<T*>(w.data);
   for (size_t c = c0; c < c1; ++c) {
     for (size_t r = 0; r < n; ++r) {
       const float v = rows[r * w.ic + c];
-      ok &= finite(v);
-      data[c * w.oc + o0 + r] = Convert(v);
+      const T stored = Convert(v);
+      ok &= finite(v) && finite(Value(stored));  // the largest floats are infinite as bf16
+      data[c * w.oc + o0 + r] = stored;
     }
   }
   return ok;
@@ -124,10 +131,10 @@ float same(float v) { return v; }
 }  // namespace
 
 bool pack_f32(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_t c1) {
-  return transpose<float, same>(rows, n, w, o0, c0, c1);
+  return transpose<float, same, same>(rows, n, w, o0, c0, c1);
 }
 bool pack_bf16(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_t c1) {
-  return transpose<uint16_t, f32_to_bf16>(rows, n, w, o0, c0, c1);
+  return transpose<uint16_t, f32_to_bf16, bf16_to_f32>(rows, n, w, o0, c0, c1);
 }
 bool pack_int8(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_t c1) {
   return pack<Int8>(rows, n, w, o0, c0, c1);

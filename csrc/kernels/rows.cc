@@ -16,10 +16,12 @@ float total(size_t d, F at) {  // sum over i of at(i, how many are left)
   return sum(s);
 }
 
-inline V silu(V x) { return div(x, add(set1(1.f), exp(sub(zero(), x)))); }
+// x * sigmoid(y). exp stops growing at 88, so x must too: without the floor -1e38 would not come out as zero.
+inline V swish(V x, V y) { return div(max(set1(-1e4f), x), add(set1(1.f), exp(sub(zero(), y)))); }
+inline V silu(V x) { return swish(x, x); }
 inline V gelu_tanh(V x) {  // x * sigmoid(2 u) = x/2 (1 + tanh u)
   V u = mul(mul(set1(1.5957691216f), x), fma(mul(set1(0.044715f), x), x, set1(1.f)));
-  return div(x, add(set1(1.f), exp(sub(zero(), u))));
+  return swish(x, u);
 }
 inline V gelu(V x) {
   float t[kLanes];

@@ -17,7 +17,7 @@ from ralo.lm import LM
 from ralo.sampling import Sampler, Sampling
 
 STREAM_WORDS = 1 << 25  # 256 MB: far more than any cache
-FIRST_TOKEN = 1  # any token does: speed does not depend on what the text says
+FIRST_TOKEN = 0  # any token does: speed does not depend on what the text says
 
 
 class Engine(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,49 +21,72 @@ COMMANDS = {
     "pack": "quantise a checkpoint into a directory that opens at once",
     "explain": "what would run, layer by layer",
 }
+NOTE = "[Defaults] can be set in the environment: RALO_QUANT=int4 is --quant int4."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if args[0] in ("-V", "--version"):
-        from ralo import __version__
-
-        print(f"ralo {__version__}")
-        return 0
-    name, rest = args[0], args[1:]
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return fail("ralo", f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
-    return run(name, rest)
-
-
-def run(name: str, args: Sequence[str]) -> int:
     """One command. Bad input is one line on stderr and exit 2; a failed check is the command's own exit 1."""
-    prog = f"ralo {name}"
+    prepare_streams()
+    args = list(sys.argv[1:] if argv is None else argv)
+    prog = f"ralo {args[0]}" if args and args[0] in COMMANDS else "ralo"
     try:
-        module = import_module(f"ralo.commands.{name}")
-        parser = Parser(prog=prog, description=module.__doc__, allow_abbrev=False)
-        module.add_arguments(parser)
-        return int(module.run(parser.parse_args(args)))
+        try:
+            code = run(prog, args)
+        except SystemExit as end:  # argparse: --help, or a wrong flag after its one line
+            code = int(end.code or 0)
+        sys.stdout.flush()  # here, not at exit: so a full disk or a closed pipe ends like any other error
+        return code
     except RaloError as error:
         return fail(prog, str(error))
     except MemoryError:
         return fail(prog, "not enough memory: use a smaller --quant or a smaller model")
     except BrokenPipeError:  # the reader of our output has gone: nothing more to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     except OSError as error:
+        drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return fail(prog, f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    except SystemExit as end:  # argparse: --help, or a wrong flag after its one line
-        return int(end.code or 0)
+
+
+def run(prog: str, args: Sequence[str]) -> int:
+    name = args[0] if args else "help"
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name in ("-V", "--version"):
+        from ralo import __version__
+
+        print(f"ralo {__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RaloError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+    module = import_module(f"ralo.commands.{name}")
+    parser = Parser(prog=prog, description=module.__doc__, epilog=NOTE, allow_abbrev=False)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(args[1:])))
+
+
+def prepare_streams() -> None:
+    """A closed stream becomes an empty one, and a character that a stream cannot hold is no reason to stop."""
+    sys.stdin, sys.stdout, sys.stderr = (s or io.StringIO() for s in (sys.stdin, sys.stdout, sys.stderr))
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def drop_output() -> None:
+    """What an output that failed still has in its buffer would fail again at exit, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(prog: str, message: str) -> int:

@@ -13,5 +13,5 @@ class FormatError(RaloError):
     """A model file that cannot be read as it stands: names the file, the tensor where there is one, and the reason."""
 
     def __init__(self, path: Path | str, reason: str, tensor: str | None = None) -> None:
-        where = f"{path}: tensor {tensor!r}" if tensor else str(path)
+        where = f"{path}: tensor {tensor!r:.120}" if tensor else str(path)
         super().__init__(f"{where}: {reason}")

@@ -31,8 +31,8 @@ class Stats:
     prefill_bytes: int = 0  # weights, keys and values read for the prompt
     new_tokens: int = 0
     steps: int = 0  # decode passes over the weights
-    decode_s: float = 0.0  # time of those passes and of choosing their tokens
-    decode_bytes: int = 0  # weights, keys and values read by them
+    decode_s: float = 0.0  # time of those passes, of choosing their tokens, and of making room in a full context
+    decode_bytes: int = 0  # weights, keys and values read by all that
     finish: str = ""  # length, stop, eos, context
 
     @property
@@ -93,16 +93,16 @@ def generate(model: Model, seq: TextState, request: Request, text: TextStream | 
         stats.new_tokens += 1
         piece = output.feed(token)
         if output.stopped:
-            yield Piece(token, piece)
             stats.finish = "stop"
+            yield Piece(token, piece)
             return
         yield Piece(token, piece)
         if stats.new_tokens == request.max_tokens:
             continue
+        clock, before = time.perf_counter(), model.bytes_read
         if len(seq) == limit and not _make_room(model, seq, request.on_full):
             stats.finish = "context"
             break
-        clock, before = time.perf_counter(), model.bytes_read
         logits = model.step(token, seq)
         stats.decode_s += time.perf_counter() - clock
         stats.decode_bytes += model.bytes_read - before

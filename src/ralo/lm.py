@@ -91,7 +91,9 @@ class LM:
         if not prompt:
             raise RaloError("the prompt is empty: give some text to continue")
         tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        vocab = self.model.cfg.vocab
+        vocab, limit = self.model.cfg.vocab, self.model.cfg.max_context
+        if len(tokens) > limit:
+            raise RaloError(f"the prompt is {len(tokens)} tokens, the model's context is {limit}: shorten it")
         if bad := [t for t in tokens if not 0 <= t < vocab]:
             raise RaloError(f"token {bad[0]} is not in the model's vocabulary of {vocab}")
         sampler = Sampler(sampling or Sampling(**fields))
@@ -99,9 +101,8 @@ class LM:
 
     def run(self, request: Request, seq: TextState | None = None) -> Iterator[Piece]:
         """Tokens and text as they are made, after `seq` where one is given; `request.stats` tells what it cost."""
-        for piece in generate(
-            self.model, seq or self.new_sequence(), request, self.tokenizer.stream(after=request.prompt)
-        ):
+        seq = self.new_sequence() if seq is None else seq  # not `or`: an empty one is false
+        for piece in generate(self.model, seq, request, self.tokenizer.stream(after=request.prompt)):
             self._tokens_made += piece.token >= 0
             yield piece
 

@@ -35,9 +35,15 @@ def open_checkpoint(name: str) -> Checkpoint:
     """A model whose weights are still to be packed."""
     if name.startswith("random:"):
         return random.checkpoint(name)
+    if not name:
+        raise RaloError(f"the model's name is empty; give {ACCEPTED}")
     path = SHIPPED / name if name == "mini" else Path(name)
+    if packed.is_packed(path):
+        raise RaloError(f"{name}: is packed; this needs the checkpoint that it was made from")
     try:
         if path.is_dir():
+            if not os.path.lexists(path / "config.json"):
+                raise RaloError(f"{name}: is a directory without config.json; give {ACCEPTED}")
             return hf.open_directory(path)
         if path.suffix == ".gguf" and os.path.exists(path):
             return gguf.open_file(path)

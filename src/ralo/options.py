@@ -32,13 +32,13 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest flag where one was misspelt."""
 
     def error(self, message: str) -> NoReturn:
-        for word in message.split():
-            if word.startswith("--"):
-                known = [s for a in self._actions for s in a.option_strings]
-                near = difflib.get_close_matches(word.split("=")[0], known, 1)
-                if near and near[0] != word:
-                    message += f"; did you mean {near[0]}?"
-                break
+        known = [s[2:] for a in self._actions for s in a.option_strings if s.startswith("--")]
+        words = [word[2:].split("=")[0].rstrip(":") for word in message.split() if word.startswith("--")]
+        if words and words[0] not in known:
+            near = [s for s in known if s.startswith(words[0])] or difflib.get_close_matches(words[0], known, 1)
+            message += f"; did you mean --{near[0]}?" if near else ""
+        if message.endswith("expected one argument"):
+            message += ", with = where it starts with a dash, as in --flag=-x"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -56,6 +56,11 @@ def add_flags(parser: argparse.ArgumentParser, *records: type[Any]) -> None:
                 metavar=m["metavar"] or choices or field.name.upper(),
                 help=(m["help"] + shown).replace("%", "%%"),
             )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    on = os.environ.get("RALO_JSON", "0") not in ("", "0")
+    parser.add_argument("--json", action="store_true", default=on, help="the last line is one JSON object")
 
 
 def read_flags(record: type[T], args: argparse.Namespace) -> T:
@@ -84,7 +89,7 @@ def _parse(text: str, kind: Any, m: Any, source: str) -> Any:
     if m["choices"] and text not in m["choices"]:
         near = difflib.get_close_matches(text, m["choices"], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise RaloError(f"{source} must be one of {', '.join(m['choices'])}, got {text!r}{hint}")
+        raise RaloError(f"{source} must be one of {', '.join(m['choices'])}, got {text!r:.60}{hint}")
     if kind not in (int, float):
         return text
     try:
@@ -94,6 +99,6 @@ def _parse(text: str, kind: Any, m: Any, source: str) -> Any:
     low, high = m["low"], m["high"]
     if value is None or value != value or (low is not None and value < low) or (high is not None and value > high):
         what = "a whole number" if kind is int else "a number"
-        limits = f" from {low:g} to {high:g}" if low is not None and high is not None else ""
-        raise RaloError(f"{source} must be {what}{limits}, got {text!r}")
+        limits = f" from {low} to {high}" if low is not None and high is not None else ""
+        raise RaloError(f"{source} must be {what}{limits}, got {text!r:.60}")
     return value

@@ -22,8 +22,13 @@ KV_TYPES = {"f16": 1, "int8": 8}  # ggml's numbers for F16 and Q8_0
 
 
 def check() -> None:
+    """Says early, in one line, that the peer cannot be run here."""
     if importlib.util.find_spec("llama_cpp") is None:
         raise RaloError("--peer llama.cpp needs the llama-cpp-python package: pip install 'ralo[peer]'")
+    try:
+        import llama_cpp  # noqa: F401 (its shared library may not load)
+    except Exception as error:
+        raise RaloError(f"--peer llama.cpp: llama-cpp-python does not load: {error}") from error
 
 
 def write_gguf(ckpt: Checkpoint, quant: str, path: Path) -> None:
@@ -47,6 +52,10 @@ def write_gguf(ckpt: Checkpoint, quant: str, path: Path) -> None:
             tensor = ckpt.tensors[name]
             values = _interleaved(tensor, cfg, gguf_name)
             as_kind = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+            block = gguf.GGML_QUANT_SIZES[as_kind][0]
+            if values.shape[-1] % block:
+                rows = f"rows of {values.shape[-1]} weights do not fill {as_kind.name} blocks of {block}"
+                raise RaloError(f"--peer llama.cpp: {rows}; measure at --quant bf16")
             data = gguf.quants.quantize(values, as_kind)
             writer.add_tensor(gguf_name.replace(".N.", f".{i}.") + ".weight", data, raw_dtype=as_kind)
             tensor.release()
@@ -102,7 +111,8 @@ class LlamaCpp:
         params.type_k = params.type_v = KV_TYPES[kv]
         self.ctx = llama_cpp.llama_init_from_model(model, params)
         if not self.ctx:
-            raise RaloError("llama.cpp could not make a context for the model")
+            hint = "; its int8 cache is for heads of a multiple of 32" if kv == "int8" else ""
+            raise RaloError(f"llama.cpp could not make a context for the model{hint}")
         self.length = 0
 
     def start(self, ctx: int) -> None:
@@ -122,7 +132,7 @@ class LlamaCpp:
         clock = time.perf_counter()
         for start in range(0, tokens, 512):
             n = min(512, tokens - start)
-            ids = (ctypes.c_int32 * n)(*([1] * n))  # must outlive the call: the batch only points at it
+            ids = (ctypes.c_int32 * n)(*([0] * n))  # must outlive the call: the batch only points at it
             if self.lib.llama_decode(self.ctx, self.lib.llama_batch_get_one(ids, n)):
                 raise RaloError("llama.cpp failed to decode")
             self.lib.llama_synchronize(self.ctx)

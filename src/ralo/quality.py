@@ -65,7 +65,8 @@ def perplexity(
     model: Model, tokens: Sequence[int], ctx: int, kv: str = "f16", progress: Callable[[float], None] | None = None
 ) -> Quality:
     """With no mode on, the path that is run is dense itself: the comparison is exact by definition."""
-    ppl = float(np.exp(losses(model, tokens, ctx, kv, progress).mean()))
+    with np.errstate(over="ignore", invalid="ignore"):  # damaged weights overflow; the line below says so
+        ppl = float(np.exp(losses(model, tokens, ctx, kv, progress).mean()))
     if not np.isfinite(ppl):
-        raise RaloError("perplexity is not a number: the model's weights are damaged")
+        raise RaloError("perplexity is not a finite number: the model's weights are damaged")
     return Quality(ppl, ppl, 0.0, (0.0, 0.0), 0.0, 1.0, len(tokens) - 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralo.config import Fields, Rope
+from ralo.config import Fields, Rope, short
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -19,6 +20,8 @@ KINDS = {k: k for k in ("default", "linear", "dynamic", "llama3", "yarn", "facto
 def read_rope(fields: Fields, head_dim: int, max_context: int) -> Rope:
     """From config.json: `rope_theta` beside `rope_scaling`, or both inside `rope_parameters`."""
     both = fields.sub("rope_parameters")
+    if both and (kinds := [key for key, value in both.values.items() if isinstance(value, Mapping)]):
+        raise fields.fail(f"'rope_parameters' for each kind of layer ({short(kinds[0])}) are not supported")
     scaling = both or fields.sub("rope_scaling")
     theta = (both or fields).float("rope_theta", 1.0, 1e12, fields.float("rope_theta", 1.0, 1e12, 10000.0))
     rotary = (both or fields).float("partial_rotary_factor", 0.0, 1.0, fields.float("partial_rotary_factor", 0, 1, 1.0))

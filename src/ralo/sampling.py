@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,12 @@ class Sampling:
     presence_penalty: float = flag(0.0, "subtracted from scores of recent tokens; 0 = none", low=-10, high=10)
     seed: int = flag(-1, "same seed, same text; -1 = a new one each time", low=-1, high=(1 << 63) - 1)
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, low, high = getattr(self, field.name), field.metadata["low"], field.metadata["high"]
+            if not low <= value <= high:
+                raise RaloError(f"{field.name} must be a number from {low:g} to {high:g}, got {value!r}")
+
 
 class Sampler:
     """A Sampling with its random numbers; `seed` is the one in use."""
@@ -35,22 +41,23 @@ class Sampler:
 
     def __call__(self, logits: NDArray[np.float32], recent: Sequence[int] = ()) -> int:
         o = self.options
-        if not np.isfinite(logits).any() or np.isnan(logits).any():
-            raise RaloError("the model's scores are not numbers (NaN): its weights are damaged")
         if recent and (o.repeat_penalty != 1 or o.presence_penalty):
             logits = self._penalised(logits, recent)
+        if not np.isfinite(logits.max()):  # NaN or +inf anywhere, or nothing but -inf
+            raise RaloError("the model's scores are not finite numbers: its weights are damaged")
         if o.temperature == 0 or o.top_k == 1:
             return int(np.argmax(logits))
         ids, p = self._candidates(logits)
-        return int(
-            ids[np.searchsorted(np.cumsum(p), self._random.random() * p.sum(), side="right").clip(0, len(p) - 1)]
-        )
+        total = np.cumsum(p)
+        return int(ids[np.searchsorted(total, self._random.random() * total[-1], side="right")])
 
     def _penalised(self, logits: NDArray[np.float32], recent: Sequence[int]) -> NDArray[np.float32]:
         o, seen = self.options, np.unique(np.asarray(recent[-PENALTY_WINDOW:], np.int64))
         logits = logits.copy()
         scores = logits[seen]
-        logits[seen] = np.where(scores > 0, scores / o.repeat_penalty, scores * o.repeat_penalty) - o.presence_penalty
+        with np.errstate(over="ignore"):  # scores near the end of float32's range, of damaged weights
+            scores = np.where(scores > 0, scores / o.repeat_penalty, scores * o.repeat_penalty)
+        logits[seen] = scores - o.presence_penalty
         return logits
 
     def _candidates(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

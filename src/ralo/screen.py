@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+WIDEST = 1000  # columns of a table: a narrow terminal may break its lines, but no number is cut off
+
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None] | None]:
@@ -29,12 +31,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = ""
     from rich.console import Console
     from rich.table import Table
 
-    out = Table(title=title or None, box=box.SIMPLE, title_justify="left")
+    out = Table(box=box.SIMPLE)
     for i, column in enumerate(columns):
         out.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         out.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(out)
+    if title:
+        print(title)
+    console = Console(width=WIDEST, highlight=False, markup=False, emoji=False)  # a path may look like markup
+    sys.stdout.flush()  # we write, not rich: where the reader of our output has gone, it would end the program with 1
+    with console.capture() as text:
+        console.print(out)
+    print(text.get(), end="")
 
 
 def json_line(values: Any) -> None:
@@ -43,8 +51,8 @@ def json_line(values: Any) -> None:
 
 
 def size(n: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if abs(n) < 1000:
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(n) < 999.5:  # which three digits would round to 1e+03
             return f"{n:.3g} {unit}"
         n /= 1000
-    return f"{n:.3g} GB"
+    return f"{n:.3g} TB"

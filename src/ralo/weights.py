@@ -72,7 +72,10 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        return sum(m.nbytes for m in self.matrices().values()) + self.embed.table.nbytes
+        norms = [n for w in self.layers for n in (w.attn_norm, w.q_norm, w.k_norm, w.mlp_norm) if n]
+        arrays = [a for n in (*norms, self.final_norm) for a in (n.weight, n.bias)] + [self.positions]
+        small = sum(a.nbytes for a in arrays if a is not None)
+        return small + sum(m.nbytes for m in self.matrices().values()) + self.embed.table.nbytes
 
 
 def build(ckpt: Checkpoint, quant: str, progress: Progress | None = None) -> tuple[ModelConfig, Weights]:
@@ -90,31 +93,33 @@ def build(ckpt: Checkpoint, quant: str, progress: Progress | None = None) -> tup
     head = {"head": top.get("head", top["embed"])}
     return cfg, Weights(
         quant=quant,
-        embed=Embedding(_table(top["embed"])),
-        positions=read(top["positions"]) if "positions" in top else None,
+        embed=Embedding(packer.table(top["embed"])),
+        positions=packer.vector(top["positions"]) if "positions" in top else None,
         layers=tuple(layers),
         final_norm=packer.norm(top, "final_norm"),
         head=packer.matrix(head, FUSED["head"], HEAD_QUANT[quant]),
     )
 
 
-def _table(tensor: Tensor) -> NDArray[np.generic]:
-    """The embedding as it lies in the file; what cannot be mapped (quantised, or misaligned) is copied."""
-    plain = tensor.dtype in ("f32", "f16", "bf16")
-    stored = tensor.stored() if plain else None
-    if stored is not None:
-        return stored
-    table = np.empty(tensor.shape, np.float32 if plain else np.float16)
-    for start in range(0, len(table), 1024):
-        table[start : start + 1024] = tensor.rows(start, min(start + 1024, len(table)))
-    tensor.release()
-    return table
-
-
 class _Packer:
     def __init__(self, ckpt: Checkpoint, cfg: ModelConfig, quant: str, progress: Progress | None) -> None:
         self.ckpt, self.cfg, self.quant, self.progress = ckpt, cfg, quant, progress
         self.done, self.all = 0, cfg.n_layers * 4 + 1
+
+    def table(self, tensor: Tensor) -> NDArray[np.generic]:
+        """The embedding as it lies in the file; what cannot be mapped (quantised, or misaligned) is copied."""
+        plain = tensor.dtype in ("f32", "f16", "bf16")
+        stored = tensor.stored() if plain else None
+        if stored is not None:
+            return stored
+        table = np.empty(tensor.shape, np.float32 if plain else np.float16)
+        for start in range(0, len(table), 1024):
+            with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, and is refused
+                table[start : start + 1024] = tensor.rows(start, min(start + 1024, len(table)))
+            if not np.isfinite(table[start : start + 1024]).all():
+                raise self._not_finite(tensor)
+        tensor.release()
+        return table
 
     def norm(self, found: Mapping[str, Tensor], name: str) -> Norm:
         bias = found.get(f"{name}_bias")

@@ -10,8 +10,10 @@ from ralo.config import Fields, ModelConfig
 
 __all__ = ["config", "layer", "top"]
 
+DEFAULT_WINDOW = 4096  # of a config that does not mention it; null means none
+
 
 def config(fields: Fields) -> ModelConfig:
     cfg = llama_config(fields)
-    window = fields.int("sliding_window", 1, 1 << 30, 0)
+    window = fields.int("sliding_window", 1, 1 << 30, 0) if "sliding_window" in fields.values else DEFAULT_WINDOW
     return replace(cfg, windows=(window,) * cfg.n_layers)

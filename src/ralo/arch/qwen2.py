@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ralo.arch.llama import config as llama_config
 from ralo.arch.llama import layer, top
+from ralo.arch.mistral import DEFAULT_WINDOW
 from ralo.config import Fields, ModelConfig
 
 __all__ = ["config", "layer", "top"]
@@ -19,12 +20,12 @@ def config(fields: Fields) -> ModelConfig:
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int, ...]:
-    window = fields.int("sliding_window", 1, 1 << 30, 0)
+    window = fields.int("sliding_window", 1, 1 << 30, 0) if "sliding_window" in fields.values else DEFAULT_WINDOW
     if not fields.bool("use_sliding_window", False) or not window:
         return (0,) * layers
     types = fields.values.get("layer_types")
     if types is None:
-        full = fields.int("max_window_layers", 0, 4096, layers)
+        full = fields.int("max_window_layers", 0, 4096, 28)
         return tuple(0 if i < full else window for i in range(layers))
     if not isinstance(types, list) or len(types) != layers or any(t not in LAYER_TYPES for t in map(str, types)):
         raise fields.fail(f"'layer_types' must be {layers} entries of {', '.join(sorted(LAYER_TYPES))}")

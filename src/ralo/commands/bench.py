@@ -11,25 +11,32 @@ from typing import Any
 
 from ralo import _core, loader, peer, screen
 from ralo.bench import Engine, Ralo, measure, row
+from ralo.commands.run import counted
 from ralo.errors import RaloError
 from ralo.lm import LM, LoadOptions, load
 from ralo.matrix import QUANTS
-from ralo.options import add_flags, flag, read_flags
+from ralo.options import add_flags, add_json, flag, read_flags
 
 
 @dataclass(frozen=True)
 class BenchOptions(LoadOptions):
+    model: str = flag(
+        "mini",
+        "mini, a Hugging Face directory, a .gguf file, a packed directory,"
+        " or a shape without weights as random:D=2048,L=16,F=8192,H=32,K=8,V=32000",
+        short="-m",
+    )
     quant: str = flag("auto", "precisions to measure, with commas: f32, bf16, int8, int4; auto = as packed, else int8")
     ctx: str = flag("0", "tokens of context to measure decode at, with commas")
     prompt_tokens: int = flag(512, "length of the prompt in prefill rows; 0 = no prefill rows", low=0, high=1 << 20)
     tokens: int = flag(32, "tokens per round in decode rows", short="-n", low=1, high=1 << 20)
     rounds: int = flag(7, "rounds; each measures every engine once", low=1, high=1000)
-    peer: str = flag("", "measure beside: llama.cpp", choices=("", peer.NAME))
+    peer: str = flag("", "engine to measure beside, with the same weights", choices=(peer.NAME,))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, BenchOptions)
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,22 +60,25 @@ def _contexts(text: str) -> list[int]:
     except ValueError:
         values = [-1]
     if any(v < 0 for v in values):
-        raise RaloError(f"--ctx must be whole numbers with commas, as in 0,4096, got {text!r}")
+        raise RaloError(f"--ctx must be whole numbers with commas, as in 0,4096, got {text!r:.60}")
     return values
 
 
 def _quants(text: str) -> list[str]:
     values = text.split(",")
     if bad := [v for v in values if v not in ("auto", *QUANTS)]:
-        raise RaloError(f"--quant must be of {', '.join(QUANTS)}, with commas, got {bad[0]!r}")
+        raise RaloError(f"--quant must be of {', '.join(QUANTS)}, with commas, got {bad[0]!r:.60}")
     return values
 
 
 def _rows(lm: LM, options: BenchOptions, contexts: list[int]) -> Iterator[dict[str, Any]]:
-    room = options.tokens + 2
-    need = max(*(c + room for c in contexts), options.prompt_tokens)
-    if need > lm.model.cfg.max_context:
-        raise RaloError(f"{need} tokens are needed, the model's context is {lm.model.cfg.max_context}: lower --ctx")
+    limit, longest = lm.model.cfg.max_context, max(contexts)
+    need = longest + options.tokens + 2
+    if need > limit:
+        asked = f"decode at --ctx {longest} with --tokens {options.tokens}"
+        raise RaloError(f"{asked} needs {need} tokens, the model's context is {limit}")
+    if options.prompt_tokens > limit:
+        raise RaloError(f"--prompt-tokens {options.prompt_tokens} is more than the model's context of {limit}")
     ours = Ralo(lm)
     engines: dict[str, Engine] = {"ralo": ours}
     beside: tuple[str, ...] = ()
@@ -76,7 +86,7 @@ def _rows(lm: LM, options: BenchOptions, contexts: list[int]) -> Iterator[dict[s
         if options.peer:
             path = Path(scratch) / "peer.gguf"
             peer.write_gguf(loader.open_checkpoint(options.model), lm.quant, path)
-            engines[peer.NAME] = peer.LlamaCpp(path, _core.threads(), lm.kv, need)
+            engines[peer.NAME] = peer.LlamaCpp(path, _core.threads(), lm.kv, max(need, options.prompt_tokens))
             beside = (peer.NAME, peer.QUANTS[lm.quant])
         phases = [("decode", ctx, options.tokens) for ctx in contexts]
         if options.prompt_tokens:
@@ -112,4 +122,6 @@ def _show(rows: list[dict[str, Any]], options: BenchOptions) -> None:
             a, b = r["vs_peer_ci95"]
             line += [f"{r['peer_quant']} {r['peer_tok_s']:.1f}", f"{r['vs_peer']:.2f}x", f"{a:.2f} … {b:.2f}"]
         shown.append(line)
-    screen.table(columns, shown, f"{options.model}: {_core.threads()} threads, {_core.level()}, {options.kv} cache")
+    screen.table(
+        columns, shown, f"{options.model}: {counted(_core.threads(), 'thread')}, {_core.level()}, {options.kv} cache"
+    )

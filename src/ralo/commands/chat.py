@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ralo.commands.run import open_model, stats_line
+from ralo import screen
+from ralo.commands.run import open_model, stats_line, stats_record
 from ralo.errors import RaloError
 from ralo.generate import Stats
 from ralo.lm import LM, LoadOptions
-from ralo.options import add_flags, flag, read_flags
+from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.sampling import Sampling
 from ralo.sequence import Sequence
 
@@ -23,6 +26,7 @@ class ChatOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, ChatOptions, Sampling)
+    add_json(parser)
 
 
 class Conversation:
@@ -40,10 +44,12 @@ class Conversation:
     def answer(self, said: str) -> tuple[str, Stats]:
         """Prints the answer as it comes; a cut or failed turn leaves the conversation as it was up to there."""
         tokens = self._tokens(said)
+        if not tokens:
+            raise RaloError("the model's chat template and tokenizer make no tokens of this")
+        if len(tokens) > (limit := self.lm.model.cfg.max_context):
+            raise RaloError(f"the conversation is {len(tokens)} tokens, the model's context is {limit}: /reset it")
         shared = next((i for i, (a, b) in enumerate(zip(self.seq.tokens, tokens, strict=False)) if a != b), None)
         shared = min(len(self.seq), len(tokens) - 1) if shared is None else shared
-        if len(tokens) > self.lm.model.cfg.max_context:
-            raise RaloError(f"the conversation is longer than the model's context ({len(tokens)} tokens): /reset it")
         self.seq.trim(shared)
         request = self.lm.request(tokens[shared:], self.options.tokens, sampling=self.sampling)
         text = ""
@@ -53,7 +59,7 @@ class Conversation:
                 print(piece.text, end="", flush=True)
         except KeyboardInterrupt:
             request.stats.finish = "interrupted"
-        print()
+        print(flush=True)
         self._remember(said, text)
         return text, request.stats
 
@@ -69,23 +75,42 @@ class Conversation:
 
 
 def run(args: argparse.Namespace) -> int:
+    options, sampling = read_flags(ChatOptions, args), read_flags(Sampling, args)
     lm = open_model(read_flags(LoadOptions, args))
-    talk = Conversation(lm, read_flags(ChatOptions, args), read_flags(Sampling, args))
+    talk = Conversation(lm, options, sampling)
     if not lm.tokenizer.has_chat:
         print("This model has no chat template: it goes on with your text.", file=sys.stderr)
-    while True:
-        try:
-            said = input("> " if sys.stdin.isatty() else "")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return 0
-        if said.strip() in ("/exit", "/quit"):
-            return 0
+    turns = []
+    for said in lines():
         if said.strip() == "/reset":
             talk.reset()
-        elif said.strip():
-            try:
-                _, stats = talk.answer(said)
-                print(stats_line(lm, stats), file=sys.stderr)
-            except RaloError as error:
-                print(f"ralo chat: {error}", file=sys.stderr)
+            continue
+        try:
+            _, stats = talk.answer(said)
+        except RaloError as error:
+            print(f"ralo chat: {error}", file=sys.stderr)
+            continue
+        print(stats_line(lm, stats), file=sys.stderr)
+        turns.append(stats_record(lm, stats))
+    if args.json:
+        screen.json_line({"messages": talk.messages, "turns": turns})
+    return 0
+
+
+def lines() -> Iterator[str]:
+    """What the user says, line by line, until /exit or the end; with editing and a prompt on a terminal."""
+    watched = sys.stdin.isatty() and sys.stdout.isatty()
+    if watched:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (gives input() its editing and history)
+    while True:
+        try:
+            said = input("> " if watched else "")
+        except (EOFError, KeyboardInterrupt):
+            if watched:
+                print()
+            return
+        if said.strip() in ("/exit", "/quit"):
+            return
+        if said.strip():
+            yield said

@@ -7,12 +7,12 @@ import argparse
 from ralo import _core, screen
 from ralo.commands.run import open_model
 from ralo.lm import LM, LoadOptions
-from ralo.options import add_flags, read_flags
+from ralo.options import add_flags, add_json, read_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions)
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

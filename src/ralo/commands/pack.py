@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from ralo import cpu, loader, screen
 from ralo.errors import RaloError
 from ralo.formats import packed
 from ralo.lm import LoadOptions
-from ralo.options import add_flags, flag, read_flags
+from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.weights import build
 
 
@@ -22,19 +21,20 @@ class PackOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, PackOptions)
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    model, to = read_flags(LoadOptions, args), Path(read_flags(PackOptions, args).output)
-    if to == Path(""):
+    model, output = read_flags(LoadOptions, args), read_flags(PackOptions, args).output
+    if not output:
         raise RaloError("-o DIR is missing: the directory to write")
-    if os.path.lexists(to):
-        raise RaloError(f"{to}: already there; choose another directory or remove it")
+    to = Path(output)
+    packed.unfinished(to)  # before the work, not after it
     if packed.is_packed(Path(model.model)):
         raise RaloError(f"{model.model}: is packed already")
     cpu.setup(model.threads)
     ckpt = loader.open_checkpoint(model.model)
+    ckpt.tokenizer()  # likewise
     with screen.progress("packing weights") as bar:
         _, weights = build(ckpt, loader.DEFAULT_QUANT if model.quant == "auto" else model.quant, bar)
     packed.save(ckpt, weights, to)

@@ -10,20 +10,20 @@ from ralo import screen
 from ralo.commands.run import open_model, read_text
 from ralo.errors import RaloError
 from ralo.lm import LoadOptions
-from ralo.options import add_flags, flag, read_flags
+from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.quality import perplexity
 
 
 @dataclass(frozen=True)
 class PplOptions:
     text: str = flag("", "file with the text (UTF-8)", metavar="FILE")
-    ctx: int = flag(1024, "window length in tokens; windows do not overlap", low=1, high=1 << 30)
+    ctx: int = flag(0, "window length; windows do not overlap; 0 = 1024, or the model's context", low=0, high=1 << 30)
     tokens: int = flag(0, "predictions to measure; 0 = the whole text", low=0, high=1 << 40)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, PplOptions)
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,21 +32,21 @@ def run(args: argparse.Namespace) -> int:
         raise RaloError("--text FILE is missing: the text to measure on")
     text = read_text(Path(options.text))
     lm = open_model(model)
+    ctx = options.ctx or min(1024, lm.model.cfg.max_context)
     tokens = lm.encode(text)
     if options.tokens:
         if len(tokens) <= options.tokens:
-            raise RaloError(
-                f"{options.text}: has {len(tokens)} tokens, --tokens {options.tokens} needs one more than that"
-            )
+            need = options.tokens + 1
+            raise RaloError(f"{options.text}: has {len(tokens)} tokens, --tokens {options.tokens} needs {need}")
         tokens = tokens[: options.tokens + 1]
     with screen.progress("measuring") as bar:
-        quality = perplexity(lm.model, tokens, options.ctx, lm.kv, bar)
+        quality = perplexity(lm.model, tokens, ctx, lm.kv, bar)
     low, high = quality.ci95
     columns = ("model", "quant", "kv", "ctx", "tokens", "ppl", "dense", "Δppl %", "95 %", "KL", "top-1")
-    row = [model.model, lm.quant, lm.kv, str(options.ctx), str(quality.tokens), f"{quality.ppl:.4f}"]
+    row = [model.model, lm.quant, lm.kv, str(ctx), str(quality.tokens), f"{quality.ppl:.4f}"]
     row += [f"{quality.dense_ppl:.4f}", f"{quality.delta_ppl_pct:+.2f}", f"{low:+.2f} … {high:+.2f}"]
     screen.table(columns, [[*row, f"{quality.kl:.5f}", f"{quality.top1_agree:.4f}"]])
     if args.json:
-        run_as = {"model": model.model, "quant": lm.quant, "kv": lm.kv, "ctx": options.ctx}
+        run_as = {"model": model.model, "quant": lm.quant, "kv": lm.kv, "ctx": ctx}
         screen.json_line({**quality.to_dict(), **run_as})
     return 0

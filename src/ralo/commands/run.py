@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ralo import _core, screen
 from ralo.errors import RaloError
 from ralo.generate import ON_FULL, Request, Stats
 from ralo.lm import LM, LoadOptions, load
-from ralo.options import add_flags, flag, read_flags
+from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.sampling import Sampling
 
 PROMPT = "It was a dark and stormy night, and the old house at the end of the lane"
@@ -27,15 +28,18 @@ class RunOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, RunOptions, Sampling)
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; repeatable")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    options, sampling = read_flags(RunOptions, args), read_flags(Sampling, args)
-    prompt = read_prompt(options)
-    lm = open_model(read_flags(LoadOptions, args))
-    request = lm.request(prompt, options.tokens, stop=args.stop, on_full=options.on_full, sampling=sampling)
+    options, sampling, model = read_flags(RunOptions, args), read_flags(Sampling, args), read_flags(LoadOptions, args)
+    if args.prompt is not None and args.prompt_file is not None:
+        raise RaloError("--prompt and --prompt-file are both given: choose one")
+    prompt = read_prompt(options if args.prompt is None else replace(options, prompt_file=""))
+    stop = args.stop or [text for text in [os.environ.get("RALO_STOP")] if text]
+    lm = open_model(model)
+    request = lm.request(prompt, options.tokens, stop=stop, on_full=options.on_full, sampling=sampling)
     text, interrupted = stream(lm, request, echo=prompt)
     print()
     print(stats_line(lm, request.stats), file=sys.stderr if args.json else sys.stdout, flush=True)
@@ -86,18 +90,23 @@ def stream(lm: LM, request: Request, echo: str = "") -> tuple[str, bool]:
 
 
 def stats_line(lm: LM, stats: Stats) -> str:
-    rate = stats.bytes_per_token * stats.decode_tok_s / 1e9
-    parts = [
-        f"prefill {stats.prompt_tokens} tokens at {stats.prefill_tok_s:.0f} tok/s",
-        f"decode {stats.new_tokens} tokens at {stats.decode_tok_s:.1f} tok/s",
-        f"{screen.size(stats.bytes_per_token)}/token ({rate:.1f} GB/s)",
-        f"{lm.quant} weights, {lm.kv} cache, {_core.threads()} threads, {_core.level()}, dense",
-    ]
-    if stats.finish in ("context", "interrupted"):
-        parts.append(
-            {"context": f"stopped: context of {lm.model.cfg.max_context} tokens is full"}.get(stats.finish, "cut")
-        )
+    parts = [f"prefill {counted(stats.prompt_tokens, 'token')} at {stats.prefill_tok_s:.0f} tok/s"]
+    parts.append(f"decode {counted(stats.new_tokens, 'token')}")
+    if stats.steps:  # the first token comes from the prompt's own pass: one alone has no speed
+        rate = stats.bytes_per_token * stats.decode_tok_s / 1e9
+        parts[-1] += f" at {stats.decode_tok_s:.1f} tok/s"
+        parts.append(f"{screen.size(stats.bytes_per_token)}/token ({rate:.1f} GB/s)")
+    threads = counted(_core.threads(), "thread")
+    parts.append(f"{lm.quant} weights, {lm.kv} cache, {threads}, {_core.level()}, dense")
+    if stats.finish == "context":
+        parts.append(f"stopped: context of {lm.model.cfg.max_context} tokens is full")
+    elif stats.finish == "interrupted":
+        parts.append("cut short")
     return "[" + " · ".join(parts) + "]"
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def stats_record(lm: LM, stats: Stats) -> dict[str, object]:

@@ -74,4 +74,5 @@ def _open_shard(path: Path, index_path: Path) -> dict[str, StoredTensor]:
 
 def _is_plain(name: str) -> bool:
     """Whether a name from a file can only mean a file in the same directory, on any system."""
-    return name.endswith(".safetensors") and name.isprintable() and not any(mark in name for mark in "/\\:")
+    plain = name.isprintable() and len(name) < 256 and not any(mark in name for mark in "/\\:")
+    return plain and name.endswith(".safetensors")

@@ -40,24 +40,35 @@ def is_packed(path: Path) -> bool:
     return os.path.exists(path / INFO)
 
 
-def save(ckpt: Checkpoint, weights: Weights, to: Path) -> None:
-    """Write a packed directory; it appears under its name only when it is complete."""
+def unfinished(to: Path) -> Path:
+    """Where a directory is written before it gets its name; an error if either is taken."""
     if os.path.lexists(to):
         raise RaloError(f"{to}: already there; choose another directory or remove it")
     partial = to.with_name(to.name + ".partial")
+    if os.path.lexists(partial):
+        raise RaloError(f"{partial}: already there; if no other pack is writing it, remove it")
+    return partial
+
+
+def save(ckpt: Checkpoint, weights: Weights, to: Path) -> None:
+    """Write a packed directory; it appears under its name only when it is complete."""
+    partial = unfinished(to)
+    parents = [folder for folder in partial.parents if not os.path.lexists(folder)]  # to be made, innermost first
     try:
         partial.mkdir(parents=True)
         arrays, bf16 = _arrays(weights)
         safetensors.write_file(partial / WEIGHTS, arrays, bf16=bf16)
-        info = {"format": FORMAT, "quant": weights.quant, "config": dict(ckpt.config)}
+        info = {"format": FORMAT, "quant": weights.quant, "tensors": len(arrays), "config": dict(ckpt.config)}
         (partial / INFO).write_text(json.dumps(info, indent=1))
         ckpt.tokenizer().save(partial)
         partial.rename(to)
     except OSError as error:
         raise RaloError(f"{to}: cannot be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+        for folder in parents:
+            with contextlib.suppress(OSError):  # after success they are not empty, and stay
+                folder.rmdir()
 
 
 def _arrays(weights: Weights) -> tuple[dict[str, NDArray[Any]], set[str]]:
@@ -102,7 +113,11 @@ def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callab
     tensors = safetensors.open_file(path / WEIGHTS)
     ckpt = Checkpoint(path, config.values, tensors, tokenizer, path / INFO)
     cfg = arch.find(ckpt).config(Fields(config.values, path / INFO))
-    return cfg, _Reader(path / WEIGHTS, tensors, cfg, packed_quant).weights(), tokenizer
+    weights = _Reader(path / WEIGHTS, tensors, cfg, packed_quant).weights()
+    if len(tensors) != (packed := info.int("tensors", 1, 1 << 30)):  # a bias that is gone would not be missed otherwise
+        reason = f"has {len(tensors)} tensors, {packed} were packed; the pack is incomplete: pack the model again"
+        raise FormatError(path / WEIGHTS, reason)
+    return cfg, weights, tokenizer
 
 
 class _Reader:

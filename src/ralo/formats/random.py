@@ -22,6 +22,7 @@ KEYS = {
     "E": 0,
     "C": 131072,
 }  # 0: must be given, or follows from others
+MOST_LAYERS = 4096
 POOL = 1 << 22  # values; tensors are windows into one pool, so that a billion weights cost no time to draw
 
 
@@ -91,6 +92,8 @@ def _parse(spec: str) -> dict[str, int]:
     values["E"] = values["E"] or (values["D"] // values["H"] if values["H"] else 0)
     if missing := [key for key, value in values.items() if not value]:
         raise RaloError(f"{spec}: {', '.join(missing)} missing; as in random:D=2048,L=16,F=8192,H=32,K=8,V=32000")
+    if values["L"] > MOST_LAYERS:
+        raise RaloError(f"{spec}: L is at most {MOST_LAYERS}")
     if max(values["D"], values["F"], values["H"] * values["E"]) >= POOL:
         raise RaloError(f"{spec}: a width of {POOL} or more is not supported")
     return values

@@ -37,7 +37,7 @@ class Reader:
     def read(self) -> Tokenizer:
         model = self.value("ggml.model", str)
         if model not in ("llama", "gpt2"):
-            raise self.error("ggml.model", f"is {model!r}; supported: llama, gpt2")
+            raise self.error("ggml.model", f"is {model!r:.40}; supported: llama, gpt2")
         self.tokens = self.read_tokens()
         self.types = self.read_types()
         self.bos_id = self.token_id("bos", "<s>" if model == "llama" else None)
@@ -68,7 +68,7 @@ class Reader:
     def pre(self) -> bpe.Pre:
         name = self.value("ggml.pre", str, "default")
         if name not in bpe.PRES:
-            raise self.error("ggml.pre", f"is {name!r}; supported: {', '.join(bpe.PRES)}")
+            raise self.error("ggml.pre", f"is {name!r:.40}; supported: {', '.join(bpe.PRES)}")
         return bpe.PRES[name]
 
     def add_tokens(self, inner: Any) -> None:

@@ -12,7 +12,8 @@ from ralo.errors import FormatError, RaloError
 def one_line(error: BaseException) -> str:
     """The error's message on one line, short enough to read."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:200])
+    return text if len(text) < 200 else text[:197] + "..."
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from ralo.tokenizer.text import Tokenizer
 
 MAX_TOKENIZER = 512 << 20  # bytes; the largest in use are near 40 MB
 MAX_CONFIG = 64 << 20
+MOST_AROUND = 64  # tokens; models put one or two, and a file can ask for millions
 
 # A BPE with such a prefix can make the Rust library abort the whole process, and no language model has one. Letters
 # written as escapes could hide it, and nobody writes them so. (Each pattern starts with plain text: that is fast.)
@@ -64,6 +65,8 @@ def open_tokenizer(path: Path) -> Any:
         inner.no_padding()
         if getattr(inner.model, "dropout", None) is not None:
             inner.model.dropout = None
+        if (around := inner.num_special_tokens_to_add(False)) > MOST_AROUND:
+            raise FormatError(path, f"puts {around} tokens around every text; at most {MOST_AROUND} were expected")
     return inner
 
 
@@ -81,7 +84,7 @@ def named(inner: Any, configs: Mapping[Path, dict[str, Any]], key: str) -> list[
         with library_errors(path):
             token_id = inner.token_to_id(token)
         if token_id is None:
-            raise FormatError(path, f"{key} {token!r} is not in tokenizer.json")
+            raise FormatError(path, f"{key} {token!r:.80} is not in tokenizer.json")
         inner.add_special_tokens([token])
         ids.append(token_id)
     return ids

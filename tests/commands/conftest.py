@@ -1,0 +1,41 @@
+"""Models for the commands' tests: tiny, written once, and no settings from the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from commandline import TEMPLATE, add_template
+from tiny import write_hf
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("RALO_")]:
+        monkeypatch.delenv(name)
+
+
+def endless(directory: Path) -> Path:
+    """A Llama with every byte in its vocabulary and a context of 128 tokens, that never ends a text by itself."""
+    write_hf(directory, "llama", vocab_size=300, eos_token_id=None)
+    (directory / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return endless(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template."""
+    return add_template(endless(tmp_path_factory.mktemp("models") / "chatty"), TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text("the other is in the house and on it\n" * 20)
+    return path

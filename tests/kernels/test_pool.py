@@ -1,0 +1,118 @@
+"""The thread pool: right results from many callers at once, changes of size, forks, and silence when idle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ralo import _core
+
+TASKS = Path("/proc/self/task")
+
+
+class Work:
+    """A few small regions whose results are known: sums of whole numbers, exact in float32."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        weights = rng.integers(-9, 10, (33, 320)).astype(np.float32)  # (ic, oc)
+        self.matrix = _core.Matrix("f32", 33, 320, weights.view(np.uint8), None, None)
+        self.x = [rng.integers(-9, 10, (t, 33)).astype(np.float32) for t in (1, 2, 20)]
+        self.want = [x @ weights for x in self.x]
+
+    def right(self, times: int) -> bool:
+        for _ in range(times):
+            for x, want in zip(self.x, self.want, strict=True):
+                y = np.full_like(want, np.nan)
+                self.matrix.apply(x, y)
+                out = np.full_like(want, np.nan)
+                _core.act("relu", y, None, out)
+                if not (np.array_equal(y, want) and np.array_equal(out, np.maximum(want, 0))):
+                    return False
+        return True
+
+
+def test_many_small_regions_from_many_python_threads(threads):
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(lambda seed: Work(seed).right(200), range(4)))
+
+
+def test_size_changes_while_others_compute(threads):
+    with ThreadPoolExecutor(3) as callers:
+        running = [callers.submit(Work(seed).right, 200) for seed in range(3)]
+        for i in range(60):
+            _core.set_threads(1 + i % 4)
+            time.sleep(0.001)
+        assert all(r.result() for r in running)
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="counts threads in /proc")
+def test_set_threads_takes_effect(threads):
+    def alive(n: int) -> int:
+        _core.set_threads(n)
+        assert _core.threads() == n
+        assert Work(0).right(3)
+        counts = []
+        for _ in range(20):  # threads that have ended stay on the list for a moment
+            time.sleep(0.005)
+            counts.append(len(list(TASKS.iterdir())))
+        return min(counts)
+
+    alone = alive(1)
+    assert [alive(n) - alone for n in (2, 5, 3, 1)] == [1, 4, 2, 0]  # the caller works too
+
+
+@pytest.mark.parametrize("bad", [0, 1025])
+def test_sizes_out_of_range_are_refused(bad):
+    with pytest.raises(ValueError, match="between 1 and 1024"):
+        _core.set_threads(bad)
+    with pytest.raises(TypeError):
+        _core.set_threads(-1)
+
+
+FORK = """
+import os, sys, threading
+sys.path.insert(0, {here!r})
+from test_pool import Work
+from ralo import _core
+
+work, stop = Work(0), threading.Event()
+_core.set_threads(3)
+assert work.right(3)
+busy = threading.Thread(target=lambda: [work.right(1) for _ in iter(stop.is_set, True)])
+busy.start()  # so that some forks fall into the middle of a region
+for i in range(20):
+    child = os.fork()
+    if child == 0:
+        ok = work.right(3)
+        _core.set_threads(2)
+        os._exit(0 if ok and work.right(3) else 1)
+    assert os.waitpid(child, 0)[1] == 0, i
+stop.set()
+busy.join()
+assert work.right(3)
+print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_computes():
+    code = FORK.format(here=str(Path(__file__).parent))
+    env = {**os.environ, "PYTHONWARNINGS": "ignore"}  # newer Pythons warn of every fork with threads
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_an_idle_pool_burns_no_cpu(threads):
+    assert Work(0).right(50)
+    time.sleep(0.01)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
