@@ -11,12 +11,22 @@ namespace {
 constexpr size_t kRun = 512;  // keys of one decode task; fixed, so that results do not depend on the number of threads
 
 Keys keys_of(const Cache& c, size_t head) {
-  const size_t at = head * c.capacity, size = c.int8 ? 1 : 2;
-  return {c.k + at * c.ep * size, c.v + at * c.ep * size, c.int8 ? c.k_scales + at : nullptr,
-          c.int8 ? c.v_scales + at : nullptr, c.ep};
+  const size_t at = head * c.capacity, size = c.element();
+  const bool scaled = c.kind == Kv::int8;
+  return {c.k + at * c.ep * size, c.v + at * c.ep * size, scaled ? c.k_scales + at : nullptr,
+          scaled ? c.v_scales + at : nullptr, c.ep};
 }
 
-size_t bytes_per_key(const Cache& c) { return c.int8 ? 2 * (c.ep + 4) : 2 * 2 * c.ep; }
+size_t bytes_per_key(const Cache& c) { return 2 * (c.ep * c.element() + (c.kind == Kv::int8 ? 4 : 0)); }
+
+auto keys_kernel(Kv kind) {
+  const Kernels& k = kernels();
+  return kind == Kv::f32 ? k.attend_keys_f32 : kind == Kv::f16 ? k.attend_keys_f16 : k.attend_keys_int8;
+}
+auto tile_kernel(Kv kind) {
+  const Kernels& k = kernels();
+  return kind == Kv::f32 ? k.attend_tile_f32 : kind == Kv::f16 ? k.attend_tile_f16 : k.attend_tile_int8;
+}
 
 size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t past, size_t window, float scale,
               float* out) {
@@ -25,7 +35,7 @@ size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t pas
   std::vector<float> padded(heads * c.ep), parts(c.heads * runs * size);
   for (size_t h = 0; h < heads; ++h)
     for (size_t i = 0; i < e; ++i) padded[h * c.ep + i] = q[h * e + i] * scale;
-  const auto kernel = c.int8 ? kernels().attend_keys_int8 : kernels().attend_keys_f16;
+  const auto kernel = keys_kernel(c.kind);
   parallel(c.heads * runs, [&](size_t task, size_t) {
     const size_t head = task / runs, t0 = low + task % runs * kRun, t1 = std::min(t0 + kRun, n);
     kernel(keys_of(c, head), &padded[head * g * c.ep], g, t0, t1, &parts[task * size]);
@@ -38,7 +48,7 @@ size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t pas
 size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
                size_t window, float scale, float* out) {
   const size_t g = heads / c.heads, step = std::max<size_t>(1, kTileRows / g), tiles = (tokens + step - 1) / step;
-  const auto kernel = c.int8 ? kernels().attend_tile_int8 : kernels().attend_tile_f16;
+  const auto kernel = tile_kernel(c.kind);
   parallel(c.heads * tiles, [&](size_t task, size_t thread) {
     const size_t head = task / tiles, first = (tiles - 1 - task % tiles) * step;  // the longest tiles first
     const Queries queries{q + head * g * e, stride, g, e, past, window, scale, heads * e};
@@ -56,17 +66,18 @@ size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, siz
 }  // namespace
 
 void cache_store(const Cache& c, const float* k, const float* v, size_t stride, size_t tokens, size_t e, size_t at) {
-  for (size_t head = 0; head < c.heads; ++head) {
-    const size_t row = head * c.capacity + at;
-    if (c.int8) {
-      kernels().kv_store_int8(k + head * e, stride, tokens, e, reinterpret_cast<int8_t*>(c.k) + row * c.ep, c.ep,
-                              c.k_scales + row);
-      kernels().kv_store_int8(v + head * e, stride, tokens, e, reinterpret_cast<int8_t*>(c.v) + row * c.ep, c.ep,
-                              c.v_scales + row);
-    } else {
-      kernels().kv_store_f16(k + head * e, stride, tokens, e, reinterpret_cast<uint16_t*>(c.k) + row * c.ep, c.ep);
-      kernels().kv_store_f16(v + head * e, stride, tokens, e, reinterpret_cast<uint16_t*>(c.v) + row * c.ep, c.ep);
+  const auto put = [&](const float* x, uint8_t* to, float* scales, size_t row) {
+    void* out = to + row * c.ep * c.element();
+    switch (c.kind) {
+      case Kv::f32: return kernels().kv_store_f32(x, stride, tokens, e, static_cast<float*>(out), c.ep);
+      case Kv::f16: return kernels().kv_store_f16(x, stride, tokens, e, static_cast<uint16_t*>(out), c.ep);
+      case Kv::int8:
+        return kernels().kv_store_int8(x, stride, tokens, e, static_cast<int8_t*>(out), c.ep, scales + row);
     }
+  };
+  for (size_t head = 0; head < c.heads; ++head) {
+    put(k + head * e, c.k, c.k_scales, head * c.capacity + at);
+    put(v + head * e, c.v, c.v_scales, head * c.capacity + at);
   }
 }
 

@@ -4,10 +4,11 @@
 
 // A layer's cache: kv heads apart by `capacity` rows of ep elements.
 struct Cache {
-  bool int8;
-  uint8_t *k, *v;              // (heads, capacity, ep) f16 or int8
+  Kv kind;
+  uint8_t *k, *v;              // (heads, capacity, ep)
   float *k_scales, *v_scales;  // (heads, capacity), int8 only
   size_t heads, capacity, ep;
+  size_t element() const { return kind == Kv::f32 ? 4 : kind == Kv::f16 ? 2 : 1; }
 };
 
 // Keys and values of `tokens` new positions (stride floats apart, heads side by side) to positions [at, at + tokens).

@@ -26,9 +26,11 @@ struct Mat {
   size_t bytes() const { return ic * (row_bytes() + groups() * 2); }
 };
 
+enum class Kv { f32, f16, int8 };  // precision of the key/value cache
+
 // Keys and values of one kv head: rows of ep elements, one per position.
 struct Keys {
-  const void *k, *v;                 // (n, ep) f16 or int8
+  const void *k, *v;                 // (n, ep)
   const float *k_scales, *v_scales;  // (n), int8 only
   size_t ep;                         // head width padded to kHeadPad
 };

@@ -99,8 +99,8 @@ class Pool {
     uint32_t seen = 0;
     while (true) {
       if (epoch() == seen) wait(seen);
-      if (stop_) return;
       seen = epoch();
+      if (stop_) return;  // read after the epoch: the last one is published after stop_ is set, so it is never missed
       while (claim_one(seen, thread)) {
       }
     }

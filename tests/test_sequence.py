@@ -15,14 +15,14 @@ from ralo.model import Model
 from ralo.sequence import FIRST_CAPACITY, KV_KINDS, LayerCache, Sequence
 
 TOKENS = np.random.default_rng(2).integers(2, 97, 120).tolist()
-both_caches = pytest.mark.parametrize("kv", KV_KINDS)
+every_cache = pytest.mark.parametrize("kv", KV_KINDS)
 
 
 def open_tiny(folder: Path, model_type: str = "llama", **config: Any) -> Model:
     return ralo.load(write_hf(folder, model_type, **config), quant="int8").model
 
 
-@both_caches
+@every_cache
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("length", [0, 1, 40, 79])
 def test_trim_then_redo(tmp_path: Path, model_type: str, kv: str, length: int) -> None:
@@ -59,7 +59,7 @@ def test_trim_to_what_is_not_there(tmp_path: Path, length: int) -> None:
     assert seq.tokens == TOKENS[:10]
 
 
-@both_caches
+@every_cache
 def test_clone_goes_its_own_way(tmp_path: Path, kv: str) -> None:
     model = open_tiny(tmp_path)
     first = Sequence.empty(model.cfg, kv)
@@ -84,7 +84,7 @@ def test_clone_of_an_empty_sequence(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.forward(TOKENS[:5], second), want)
 
 
-@both_caches
+@every_cache
 def test_growth_changes_nothing(tmp_path: Path, kv: str) -> None:
     """Over three doublings, against a cache that had the room from the start."""
     model = open_tiny(tmp_path, max_position_embeddings=8 * FIRST_CAPACITY)
@@ -100,7 +100,7 @@ def test_growth_changes_nothing(tmp_path: Path, kv: str) -> None:
     assert sorted(capacities) == [FIRST_CAPACITY << n for n in range(4)]
 
 
-@both_caches
+@every_cache
 @pytest.mark.parametrize("head_dim", [16, 24])
 def test_nbytes_are_those_of_the_arrays(tmp_path: Path, kv: str, head_dim: int) -> None:
     model = open_tiny(tmp_path, head_dim=head_dim)
@@ -108,7 +108,7 @@ def test_nbytes_are_those_of_the_arrays(tmp_path: Path, kv: str, head_dim: int) 
     assert seq.nbytes == 0
     model.forward(TOKENS[:3], seq)
     width = -(-head_dim // _core.HEAD_PAD) * _core.HEAD_PAD
-    row = width + 4 if kv == "int8" else 2 * width
+    row = {"f32": 4 * width, "f16": 2 * width, "int8": width + 4}[kv]
     assert seq.nbytes == 2 * cfg.n_layers * cfg.n_kv_heads * FIRST_CAPACITY * row
     clone = seq.clone()
     assert clone.nbytes == 2 * cfg.n_layers * cfg.n_kv_heads * 3 * row

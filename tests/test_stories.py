@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from reference.cache import exact
 from reference.stories import BOS, Stories, Vocabulary
 from shared_models import MODELS, scores
 
 import ralo
 from ralo.formats import safetensors
+from ralo.sequence import Sequence
 from ralo.tokenizer import from_gguf
 
 FOLDER = MODELS / "stories260K"
@@ -109,5 +109,5 @@ def test_same_scores(folder: Path) -> None:
     stories, ids = Stories(FOLDER / "stories260K.bin"), vocabulary().encode(PROMPT)
     want = np.array([stories.step(token) for token in ids])
     model = ralo.load(folder, quant="f32").model
-    got = scores(model, ids, 5, exact(model.cfg, len(ids)))
+    got = scores(model, ids, 5, Sequence.empty(model.cfg, "f32"))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)

@@ -7,24 +7,32 @@ namespace {
 using Bytes = Array<uint8_t, 3>;                // (heads, capacity, ep * element size)
 using Scales = std::optional<Array<float, 2>>;  // (heads, capacity)
 
+Kv kind_of(const std::string& name) {
+  if (name == "f32") return Kv::f32;
+  if (name == "f16") return Kv::f16;
+  need(name == "int8", "a cache is f32, f16 or int8");
+  return Kv::int8;
+}
+
 struct LayerCache {
   Cache c;
   Bytes k, v;
   Scales k_scales, v_scales;
 
-  LayerCache(Bytes k_, Bytes v_, Scales ks, Scales vs)
+  LayerCache(const std::string& kind, Bytes k_, Bytes v_, Scales ks, Scales vs)
       : k(std::move(k_)), v(std::move(v_)), k_scales(std::move(ks)), v_scales(std::move(vs)) {
-    const bool int8 = k_scales.has_value();
-    const size_t heads = k.shape(0), capacity = k.shape(1), width = k.shape(2), size = int8 ? 1 : 2;
-    need(heads > 0 && v.shape(0) == heads && v.shape(1) == capacity && v.shape(2) == width, "k and v differ in shape");
-    need(width > 0 && width % (kHeadPad * size) == 0, "head width must be padded to HEAD_PAD");
-    need(v_scales.has_value() == int8, "both or neither of k and v have scales");
-    if (int8)
-      need(k_scales->shape(0) == heads && k_scales->shape(1) == capacity && v_scales->shape(0) == heads &&
-               v_scales->shape(1) == capacity,
-           "scales must be (heads, capacity)");
-    c = {int8,  k.data(), v.data(),    int8 ? k_scales->data() : nullptr, int8 ? v_scales->data() : nullptr,
-         heads, capacity, width / size};
+    c.kind = kind_of(kind);
+    c.heads = k.shape(0), c.capacity = k.shape(1), c.ep = k.shape(2) / c.element();
+    need(c.heads > 0 && v.shape(0) == c.heads && v.shape(1) == c.capacity && v.shape(2) == k.shape(2),
+         "k and v differ in shape");
+    need(c.ep > 0 && k.shape(2) % (kHeadPad * c.element()) == 0, "head width must be padded to HEAD_PAD");
+    const auto fits = [&](const Scales& s) { return s->shape(0) == c.heads && s->shape(1) == c.capacity; };
+    const bool scaled = c.kind == Kv::int8;
+    need(k_scales.has_value() == scaled && v_scales.has_value() == scaled, "int8 has scales, f32 and f16 have none");
+    if (scaled) need(fits(k_scales) && fits(v_scales), "scales must be (heads, capacity)");
+    c.k = k.data(), c.v = v.data();
+    c.k_scales = scaled ? k_scales->data() : nullptr;
+    c.v_scales = scaled ? v_scales->data() : nullptr;
   }
 
   void store(Rows<const float> keys, Rows<const float> values, size_t at) const {
@@ -54,9 +62,9 @@ struct LayerCache {
 
 void bind_attention(nb::module_& m) {
   m.attr("HEAD_PAD") = kHeadPad;
-  nb::class_<LayerCache>(m, "LayerCache", "One layer's keys and values: f16, or int8 where scales are given")
-      .def(nb::init<Bytes, Bytes, Scales, Scales>(), array("k"), array("v"), array("k_scales").none(),
-           array("v_scales").none())
+  nb::class_<LayerCache>(m, "LayerCache", "One layer's keys and values at f32, f16 or int8")
+      .def(nb::init<const std::string&, Bytes, Bytes, Scales, Scales>(), nb::arg("kind"), array("k"), array("v"),
+           array("k_scales").none(), array("v_scales").none())
       .def("store", &LayerCache::store, array("keys"), array("values"), nb::arg("at"),
            "Keys and values (T, heads * e) to positions [at, at + T)")
       .def("attend", &LayerCache::attend, array("q"), nb::arg("heads"), nb::arg("past"), nb::arg("window"),

@@ -4,6 +4,7 @@
 #include "pool.h"
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // a model held by a global lives until the interpreter ends: no leak
   m.doc() = "ralo's kernels: shapes are checked here, the arithmetic is in csrc/kernels.";
   m.def(
       "levels",

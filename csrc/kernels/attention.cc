@@ -6,13 +6,15 @@
 namespace ISA {
 namespace {
 
+struct F32Row {
+  static V read(const void* base, size_t at) { return load(static_cast<const float*>(base) + at); }
+  static float scale(const float*, size_t) { return 1.f; }
+};
 struct F16Row {
-  using T = uint16_t;
   static V read(const void* base, size_t at) { return load_f16(static_cast<const uint16_t*>(base) + at); }
   static float scale(const float*, size_t) { return 1.f; }
 };
 struct Int8Row {
-  using T = int8_t;
   static V read(const void* base, size_t at) { return load_i8(static_cast<const int8_t*>(base) + at); }
   static float scale(const float* s, size_t t) { return s[t]; }
 };
@@ -147,6 +149,9 @@ void attend_tile(const Keys& kv, const Queries& Q, size_t first, size_t tokens, 
 
 }  // namespace
 
+void attend_keys_f32(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
+  attend_keys<F32Row>(kv, q, g, t0, t1, part);
+}
 void attend_keys_f16(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
   attend_keys<F16Row>(kv, q, g, t0, t1, part);
 }
@@ -171,11 +176,19 @@ void attend_merge(const float* parts, size_t n, size_t g, size_t ep, float* out,
   }
 }
 
+void attend_tile_f32(const Keys& kv, const Queries& q, size_t first, size_t tokens, float* out, float* scratch) {
+  attend_tile<F32Row>(kv, q, first, tokens, out, scratch);
+}
 void attend_tile_f16(const Keys& kv, const Queries& q, size_t first, size_t tokens, float* out, float* scratch) {
   attend_tile<F16Row>(kv, q, first, tokens, out, scratch);
 }
 void attend_tile_int8(const Keys& kv, const Queries& q, size_t first, size_t tokens, float* out, float* scratch) {
   attend_tile<Int8Row>(kv, q, first, tokens, out, scratch);
+}
+
+void kv_store_f32(const float* x, size_t stride, size_t rows, size_t e, float* out, size_t ep) {
+  for (size_t r = 0; r < rows; ++r, x += stride, out += ep)
+    for (size_t i = 0; i < ep; ++i) out[i] = i < e ? x[i] : 0.f;
 }
 
 void kv_store_f16(const float* x, size_t stride, size_t rows, size_t e, uint16_t* out, size_t ep) {

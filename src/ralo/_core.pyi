@@ -48,9 +48,9 @@ class Matrix:
 HEAD_PAD: int = 16
 
 class LayerCache:
-    """One layer's keys and values: f16, or int8 where scales are given"""
+    """One layer's keys and values at f32, f16 or int8"""
 
-    def __init__(self, k: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], k_scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, v_scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None) -> None: ...
+    def __init__(self, kind: str, k: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], v: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], k_scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, v_scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None) -> None: ...
 
     def store(self, keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], at: int) -> None:
         """Keys and values (T, heads * e) to positions [at, at + T)"""

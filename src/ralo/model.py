@@ -64,8 +64,11 @@ class Model:
         self.layers = [Layer(cfg, w, i) for i, w in enumerate(weights.layers)]
         self._rope = RopeTable(cfg.rope) if cfg.rope else None
 
-    def forward(self, tokens: Many[int], seq: Sequence) -> F32:
-        """Runs tokens that follow `seq` and adds them to it; their final hidden states (T, D)."""
+    def forward(self, tokens: Many[int], seq: Sequence, length: int = 0) -> F32:
+        """Runs tokens that follow `seq` and adds them to it; their final hidden states (T, D).
+
+        `length`: of the whole prompt these tokens are part of, which the angles of dynamic RoPE depend on.
+        """
         seq.reserve(len(tokens))
         ids = np.asarray(tokens, np.int64)
         start, stop = len(seq), len(seq) + len(tokens)
@@ -74,7 +77,7 @@ class Model:
         if self.weights.positions is not None:
             at = self.cfg.position_offset
             x[:, : self.cfg.d_model] += self.weights.positions[at + start : at + stop]
-        angles = self._rope(start, stop) if self._rope else None
+        angles = self._rope(start, stop, length) if self._rope else None
         for layer in self.layers:
             layer.attend(x, seq, angles)
             layer.mlp(x)
@@ -87,9 +90,9 @@ class Model:
 
     def prefill(self, tokens: Many[int], seq: Sequence) -> F32:
         """Runs a prompt in chunks; scores of the token after it (V)."""
-        hidden = np.zeros((0, 0), np.float32)
+        hidden, length = np.zeros((0, 0), np.float32), len(seq) + len(tokens)
         for start in range(0, len(tokens), PREFILL_CHUNK):
-            hidden = self.forward(tokens[start : start + PREFILL_CHUNK], seq)
+            hidden = self.forward(tokens[start : start + PREFILL_CHUNK], seq, length)
         return self.logits(hidden[-1:]).reshape(-1)
 
     def step(self, token: int, seq: Sequence) -> F32:

@@ -18,7 +18,7 @@ from ralo.formats.tensor import Tensor
 
 NAME = "llama.cpp"
 QUANTS = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-KV_TYPES = {"f16": 1, "int8": 8}  # ggml's numbers for F16 and Q8_0
+KV_TYPES = {"f32": 0, "f16": 1, "int8": 8}  # ggml's numbers for F32, F16 and Q8_0
 
 
 def check() -> None:

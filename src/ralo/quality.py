@@ -46,7 +46,7 @@ def losses(
         seq = TextState.empty(model.cfg, kv)
         for a in range(start, stop, PREFILL_CHUNK):
             b = min(a + PREFILL_CHUNK, stop)
-            logits = model.logits(model.forward(tokens[a:b], seq))
+            logits = model.logits(model.forward(tokens[a:b], seq, stop - start))
             out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
             if progress:
                 progress(b / (len(tokens) - 1))

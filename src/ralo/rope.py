@@ -115,15 +115,15 @@ class RopeTable:
         self._cos = np.zeros((0, rope.dim // 2), np.float32)  # (positions, dim / 2)
         self._sin = self._cos
 
-    def __call__(self, start: int, stop: int) -> tuple[F32, F32]:
+    def __call__(self, start: int, stop: int, length: int = 0) -> tuple[F32, F32]:
         if self.rope.kind == "dynamic":  # angles depend on the length so far: nothing to keep
-            return self._angles(start, stop)
+            return self._angles(start, stop, max(stop, length))
         if stop > len(self._cos):
-            self._cos, self._sin = self._angles(0, max(stop, 2 * len(self._cos), 256))
+            self._cos, self._sin = self._angles(0, max(stop, 2 * len(self._cos), 256), stop)
         return self._cos[start:stop], self._sin[start:stop]
 
-    def _angles(self, start: int, stop: int) -> tuple[F32, F32]:
-        inv, magnitude = frequencies(self.rope, stop)
+    def _angles(self, start: int, stop: int, length: int) -> tuple[F32, F32]:
+        inv, magnitude = frequencies(self.rope, length)
         # float32 angles, as every reference implementation has them: at long range this is what was trained
         angles = np.arange(start, stop, dtype=np.float32)[:, None] * inv.astype(np.float32)[None, :]
         return (np.cos(angles) * magnitude).astype(np.float32), (np.sin(angles) * magnitude).astype(np.float32)

@@ -12,7 +12,8 @@ from ralo import _core
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
 
-KV_KINDS = ("f16", "int8")
+KV_BYTES = {"f32": 4, "f16": 2, "int8": 1}  # per value; int8 has a float32 scale per row besides
+KV_KINDS = tuple(KV_BYTES)
 FIRST_CAPACITY = 256  # positions; doubled as the text grows
 
 
@@ -21,7 +22,7 @@ class LayerCache:
 
     def __init__(self, cfg: ModelConfig, kv: str) -> None:
         self.kv = kv
-        self.width = -(-cfg.head_dim // _core.HEAD_PAD) * _core.HEAD_PAD * (1 if kv == "int8" else 2)  # bytes
+        self.width = -(-cfg.head_dim // _core.HEAD_PAD) * _core.HEAD_PAD * KV_BYTES[kv]  # bytes
         self.heads = cfg.n_kv_heads
         self.capacity = 0
         self._arrays: list[NDArray[Any]] = []
@@ -43,7 +44,7 @@ class LayerCache:
             to[:, :used] = source[:, :used]
         self._arrays, self.capacity = new, capacity
         k, v, *scales = new
-        self.core = _core.LayerCache(k, v, *(scales or (None, None)))
+        self.core = _core.LayerCache(self.kv, k, v, *(scales or (None, None)))
 
     def clone(self, used: int) -> LayerCache:
         other = object.__new__(LayerCache)

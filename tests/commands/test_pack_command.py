@@ -124,6 +124,15 @@ def test_places_that_cannot_be_written(
     assert sorted(tmp_path.rglob("*")) == before and Path("file").read_text() == "precious"
 
 
+def test_a_directory_that_may_not_be_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o555)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("root may write everywhere")
+    line = refused(capsys, "pack", "-m", tiny, "-o", tmp_path / "packed")
+    assert line == f"ralo pack: {tmp_path / 'packed'}: cannot be written: Permission denied"
+    tmp_path.chmod(0o755)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 KB, where this process may mount one."""
@@ -162,7 +171,7 @@ def test_cut_off_at_the_last_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def save(*_: Any) -> NoReturn:
-        raise error
+        raise type(error)(*error.args)  # a new one: the old would keep the weights alive through its traceback
 
     monkeypatch.setattr(Tokenizer, "save", save)
     assert main(["pack", "-m", str(tiny), "-o", str(tmp_path / "deep" / "packed")]) == code

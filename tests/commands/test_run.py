@@ -63,7 +63,9 @@ def test_prompt_from_stdin_and_from_a_file(tiny: Path, tmp_path: Path) -> None:
     assert last_line(from_file.out)["text"] == last_line(from_stdin.out)["text"]
 
 
-def test_stops_before_the_text_given(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stops_before_the_text_given(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = ["run", "-m", str(tiny), "-n", "40", "--temperature", "0", "--json"]
     main(run)
     text = last_line(capsys.readouterr().out)["text"]
@@ -71,6 +73,11 @@ def test_stops_before_the_text_given(tiny: Path, capsys: pytest.CaptureFixture[s
     main([*run, "--stop", "not in it", "--stop", stop])
     values = last_line(capsys.readouterr().out)
     assert values["finish"] == "stop" and values["text"] == text[: text.index(stop)]
+    monkeypatch.setenv("RALO_STOP", stop)
+    main(run)
+    assert last_line(capsys.readouterr().out)["text"] == values["text"]
+    main([*run, "--stop", "not in it"])
+    assert last_line(capsys.readouterr().out)["text"] == text
 
 
 def test_environment_sets_defaults_and_flags_win(

@@ -12,7 +12,7 @@ from reference import attention as ref
 from ralo import _core
 from ralo.matrix import padded
 
-KV = ("f16", "int8")
+KV = ("f32", "f16", "int8")
 PASTS = (0, 1, 31, 32, 33, 511, 512, 513, 1100)
 HEADS = ((1, 1), (4, 4), (6, 3), (8, 1), (10, 5), (5, 1))  # query heads, kv heads
 WIDTHS = (8, 16, 20, 64, 80, 128)
@@ -26,13 +26,13 @@ class Cache:
     """Storage full of rubbish (NaN as f16 and as scales), as memory is that nobody has written to yet."""
 
     def __init__(self, kv: str, heads: int, capacity: int, e: int) -> None:
-        kind, size = (np.float16, 2) if kv == "f16" else (np.int8, 1)
-        self.bytes = [np.full((heads, capacity, ref.padded(e) * size), 0xFF, np.uint8) for _ in "kv"]
+        kind = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "int8": np.dtype(np.int8)}[kv]
+        self.bytes = [np.full((heads, capacity, ref.padded(e) * kind.itemsize), 0xFF, np.uint8) for _ in "kv"]
         self.rows = [a.view(kind) for a in self.bytes]  # (heads, capacity, padded e)
         self.scales = (None, None)
         if kv == "int8":
             self.scales = tuple(np.full((heads, capacity), np.nan, np.float32) for _ in "kv")
-        self.core = _core.LayerCache(*self.bytes, *self.scales)
+        self.core = _core.LayerCache(kv, *self.bytes, *self.scales)
 
 
 def qkv(tokens: int, heads: int, kv_heads: int, e: int, seed: int = 0) -> list[np.ndarray]:
@@ -213,7 +213,16 @@ def test_int8_rows_with_a_nan_do_not_crash(level):
 def test_wrong_caches_are_refused(error, k, v, k_scales, v_scales):
     scales = (None if s is None else np.zeros(s, np.float32) for s in (k_scales, v_scales))
     with pytest.raises(error):
-        _core.LayerCache(np.zeros(k, np.uint8), np.zeros(v, np.uint8), *scales)
+        _core.LayerCache(
+            "int8" if k_scales or v_scales else "f16", np.zeros(k, np.uint8), np.zeros(v, np.uint8), *scales
+        )
+
+
+def test_kinds_of_cache_and_their_scales():
+    rows, scales = np.zeros((2, 4, 64), np.uint8), np.zeros((2, 4), np.float32)
+    for kind, given in (("f64", None), ("int8", None), ("f16", scales), ("f32", scales)):
+        with pytest.raises(ValueError):
+            _core.LayerCache(kind, rows, rows, given, given)
 
 
 def test_caches_that_would_be_copied_are_refused():
@@ -222,7 +231,7 @@ def test_caches_that_would_be_copied_are_refused():
     fixed.flags.writeable = False
     for bad in (good.astype(np.float16), np.zeros((2, 8, 32), np.uint8)[:, ::2], fixed):
         with pytest.raises(TypeError):
-            _core.LayerCache(bad, good, None, None)
+            _core.LayerCache("f16", bad, good, None, None)
 
 
 def zeros(*shape: int) -> np.ndarray:

@@ -21,6 +21,8 @@ def store(kv: str, x: F32) -> tuple[NDArray[np.generic], F32 | None]:
     """Rows (..., e) as the cache holds them: (..., e padded with zeros), and a scale (...) for int8."""
     wide = np.zeros((*x.shape[:-1], padded(x.shape[-1])), np.float32)
     wide[..., : x.shape[-1]] = x
+    if kv == "f32":
+        return wide, None
     if kv == "f16":
         with np.errstate(over="ignore"):
             return wide.astype(np.float16), None
@@ -65,7 +67,7 @@ def attend(q: F32, k: F64, v: F64, past: int, window: int, scale: float) -> tupl
 
 def bytes_read(kv: str, tokens: int, past: int, heads: int, kv_heads: int, e: int, window: int) -> int:
     """Keys and values that are read: once a kv head in decode, once a tile of queries in prefill."""
-    row = padded(e) * 2 if kv == "f16" else padded(e) + 4  # int8: and a float32 scale
+    row = padded(e) * {"f32": 4, "f16": 2, "int8": 1}[kv] + (4 if kv == "int8" else 0)  # int8: and a float32 scale
     step = max(1, TILE_ROWS // (heads // kv_heads))
     total = 0
     for first in range(past, past + tokens, step):

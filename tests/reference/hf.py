@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="needs torch: pip install ralo[reference]")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install ralo[reference]")
 transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)  # on models this small more of them only wait for each other
 
 F32 = NDArray[np.float32]
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -8,6 +8,7 @@ from ralo import _core, screen
 from ralo.commands.run import open_model
 from ralo.lm import LM, LoadOptions
 from ralo.options import add_flags, add_json, read_flags
+from ralo.sequence import KV_BYTES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,4 +68,5 @@ def cache_bytes(lm: LM) -> int:
     """Keys and values that one more position adds to what attention reads."""
     cfg = lm.model.cfg
     width = -(-cfg.head_dim // _core.HEAD_PAD) * _core.HEAD_PAD
-    return 2 * cfg.n_layers * cfg.n_kv_heads * (width + 4 if lm.kv == "int8" else 2 * width)
+    row = width * KV_BYTES[lm.kv] + (4 if lm.kv == "int8" else 0)
+    return 2 * cfg.n_layers * cfg.n_kv_heads * row

@@ -61,18 +61,17 @@ def _open_shards(path: Path) -> dict[str, StoredTensor]:
         if shard not in shards:
             shards[shard] = _open_shard(path / shard, index_path)
         if name not in shards[shard]:
-            raise FormatError(index_path, f"is not in {shard}, where the index puts it", name[:80])
+            raise FormatError(index_path, f"is not in {shard:.80}, where the index puts it", name[:80])
         tensors[name] = shards[shard][name]
     return tensors
 
 
 def _open_shard(path: Path, index_path: Path) -> dict[str, StoredTensor]:
     if not os.path.exists(path):
-        raise FormatError(index_path, f"shard {path.name} is missing; download it beside the index")
+        raise FormatError(index_path, f"shard {path.name:.80} is missing; download it beside the index")
     return safetensors.open_file(path)
 
 
 def _is_plain(name: str) -> bool:
     """Whether a name from a file can only mean a file in the same directory, on any system."""
-    plain = name.isprintable() and len(name) < 256 and not any(mark in name for mark in "/\\:")
-    return plain and name.endswith(".safetensors")
+    return name.endswith(".safetensors") and name.isprintable() and not any(mark in name for mark in "/\\:")
