@@ -140,4 +140,4 @@ def test_a_packed_directory_is_no_checkpoint(tmp_path: Path, capsys: pytest.Capt
 
 def test_wrong_options() -> None:
     assert refusal(SHAPE, quant="int3") == "quant must be one of auto, f32, bf16, int8, int4, got 'int3'"
-    assert refusal(SHAPE, kv="f64") == "kv must be one of f16, int8, got 'f64'"
+    assert refusal(SHAPE, kv="f64") == "kv must be one of f32, f16, int8, got 'f64'"

@@ -161,7 +161,7 @@ def test_output_in_ascii_loses_letters_but_goes_on(tiny: Path) -> None:
         (("--prompt-file", "nowhere.txt"), "nowhere.txt: No such file or directory"),
         (("--prompt-file", "."), ".: Is a directory"),
         (("--quant", "int9"), "--quant must be one of auto, f32, bf16, int8, int4, got 'int9'; did you mean int8?"),
-        (("--kv", "f64"), "--kv must be one of f16, int8, got 'f64'"),
+        (("--kv", "f64"), "--kv must be one of f32, f16, int8, got 'f64'"),
         (("-n", "-1"), "--tokens must be a whole number from 0 to 1073741824, got '-1'"),
         (("-n", "ten"), "--tokens must be a whole number"),
         (("--temperature", "nan"), "--temperature must be a number from 0 to 10, got 'nan'"),

@@ -77,9 +77,33 @@ def test_sizes_out_of_range_are_refused(bad):
         _core.set_threads(-1)
 
 
+def alone(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs in a process of its own, so that what hangs is a failure and not the end of the tests."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{code}"
+    env = {**os.environ, "PYTHONWARNINGS": "ignore"}  # newer Pythons warn of every fork with threads
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+
+
+RESIZE = """
+import numpy as np
+from ralo import _core
+
+x = np.ones((20, 8), np.float32)
+for i in range(10000):  # threads that start, work, fall asleep and end, all at once
+    _core.set_threads(2 + i % 3)
+    for _ in range(i % 3):
+        _core.act("relu", x, None, x)
+print("done")
+"""
+
+
+def test_size_changes_right_after_a_region():
+    done = alone(RESIZE)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 FORK = """
-import os, sys, threading
-sys.path.insert(0, {here!r})
+import os, threading
 from test_pool import Work
 from ralo import _core
 
@@ -104,9 +128,7 @@ print("done")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_computes():
-    code = FORK.format(here=str(Path(__file__).parent))
-    env = {**os.environ, "PYTHONWARNINGS": "ignore"}  # newer Pythons warn of every fork with threads
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    done = alone(FORK)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
