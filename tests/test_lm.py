@@ -50,7 +50,7 @@ def test_paths_of_every_kind(tmp_path: Path) -> None:
     [
         ({"model": "no/such/model"}, "no such model"),
         ({"quant": "int3"}, "quant must be one of auto, f32"),
-        ({"kv": "f32"}, "kv must be one of f32, f16, int8"),
+        ({"kv": "f64"}, "kv must be one of f32, f16, int8"),
     ],
 )
 def test_what_cannot_be_loaded(arguments: dict[str, Any], reason: str) -> None:
