@@ -65,8 +65,8 @@ def test_set_threads_takes_effect(threads):
             counts.append(len(list(TASKS.iterdir())))
         return min(counts)
 
-    alone = alive(1)
-    assert [alive(n) - alone for n in (2, 5, 3, 1)] == [1, 4, 2, 0]  # the caller works too
+    single = alive(1)
+    assert [alive(n) - single for n in (2, 5, 3, 1)] == [1, 4, 2, 0]  # the caller works too
 
 
 @pytest.mark.parametrize("bad", [0, 1025])
