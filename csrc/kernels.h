@@ -5,11 +5,12 @@
 
 // Weight storage. Input-channel-major: one row per input channel, all outputs of that channel side by side, so that
 // a skipped channel is one contiguous run of unread bytes. Outputs are padded to a multiple of kPad.
-// int8: values -127..127. int4: values -8..7 as nibbles + 8; 16 bytes hold a group of 32 outputs, the low nibbles
-// the first 16. Scales: bf16 per (channel, group of outputs), in channel-major order too.
+// int8: values -127..127 as bytes + 128. int4: values -8..7 as nibbles + 8; 16 bytes hold a group of 32 outputs, the
+// low nibbles the first 16. Scales: bf16 per (channel, group of outputs), in channel-major order too.
 constexpr size_t kPad = 64;
 constexpr size_t kGroupInt8 = 64;
 constexpr size_t kGroupInt4 = 32;
+constexpr size_t kPanel = 4096;          // outputs of one token that are summed side by side
 constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weights in matmul
 
 enum class Quant { f32, bf16, int8, int4 };

@@ -2,8 +2,10 @@
 // depend on the number of threads.
 #include "linear.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "pool.h"
 
@@ -31,14 +33,50 @@ void start(const float* bias, float* y, size_t o0, size_t o1) {
     std::memset(y + o0, 0, (o1 - o0) * sizeof(float));
 }
 
-}  // namespace
+// How one token's work is cut: rows longer than a panel by outputs, and all by channels, each range with sums of its
+// own that are added up afterwards. It depends on the shape alone, so that results do not depend on the number of
+// threads.
+struct Cut {
+  size_t outputs, channels;  // parts
+};
+Cut cut(const Mat& w) {
+  constexpr size_t kTask = 128 << 10;  // bytes worth handing to a thread
+  const size_t outputs = (w.oc + kPanel - 1) / kPanel;
+  size_t channels = 1;
+  while (channels * outputs < 64 && w.bytes() / (channels * outputs) > kTask && w.ic / (2 * channels) >= 64)
+    channels *= 2;
+  return {outputs, std::min<size_t>(channels, 8)};
+}
 
-size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
-  if (tokens == 0) return 0;
-  const Table k = table(w.quant);
-  const size_t blocks = w.oc / kPad;
-  // One token: a share of the outputs each, long rows. Many: more, smaller tasks, so that threads finish together.
-  const size_t want = tokens == 1 ? threads() : 4 * threads(), tasks = blocks < want ? blocks : want;
+void apply_one(const Mat& w, const float* bias, const float* x, float* y, bool add) {
+  const auto kernel = table(w.quant).matvec;
+  const Cut parts = cut(w);
+  const size_t blocks = w.oc / kPad, n = parts.outputs * parts.channels, tasks = std::min(n, threads());
+  static thread_local std::vector<float> others;  // (channel parts - 1, oc): the first part's sums go to y itself
+  if (others.size() < (parts.channels - 1) * w.oc) others.resize((parts.channels - 1) * w.oc);
+  if (!add) start(bias, y, 0, w.oc);
+  const auto channel = [&](size_t part) {
+    return part == parts.channels ? w.ic : w.ic * part / parts.channels / 16 * 16;
+  };
+  // A thread takes neighbouring parts, so that it reads on where it was reading.
+  parallel(tasks, [&, sums = others.data()](size_t task, size_t) {
+    for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part) {
+      const size_t o = part / parts.channels, c = part % parts.channels;
+      const size_t o0 = blocks * o / parts.outputs * kPad, o1 = blocks * (o + 1) / parts.outputs * kPad;
+      float* to = c == 0 ? y : sums + (c - 1) * w.oc;
+      if (c > 0) start(nullptr, to, o0, o1);
+      kernel(w, x, to, o0, o1, channel(c), channel(c + 1));
+    }
+  });
+  for (size_t c = 1; c < parts.channels; ++c)
+    for (size_t o = 0; o < w.oc; ++o) y[o] += others[(c - 1) * w.oc + o];
+  if (add && bias)
+    for (size_t o = 0; o < w.oc; ++o) y[o] += bias[o];
+}
+
+void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
+  const auto kernel = table(w.quant).matmul;
+  const size_t blocks = w.oc / kPad, tasks = std::min(blocks, 4 * threads());
   parallel(tasks, [&](size_t task, size_t thread) {
     const size_t o0 = task * blocks / tasks * kPad, o1 = (task + 1) * blocks / tasks * kPad;
     if (!add)
@@ -46,11 +84,18 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
     else if (bias)
       for (size_t t = 0; t < tokens; ++t)
         for (size_t o = o0; o < o1; ++o) y[t * w.oc + o] += bias[o];
-    if (tokens == 1)
-      k.matvec(w, x, y, o0, o1);
-    else
-      k.matmul(w, x, tokens, y, o0, o1, scratch(thread, kScratch));
+    kernel(w, x, tokens, y, o0, o1, scratch(thread, kScratch));
   });
+}
+
+}  // namespace
+
+size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
+  if (tokens == 0) return 0;
+  if (tokens == 1)
+    apply_one(w, bias, x, y, add);
+  else
+    apply_many(w, bias, x, tokens, y, add);
   return w.bytes();
 }
 

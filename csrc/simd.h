@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -56,6 +56,10 @@ inline V load_f16(const uint16_t* p) {
 }
 inline void store_f16(uint16_t* p, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline V load_u8(const uint8_t* p) {  // byte - 128
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_xor_si128(b, _mm_set1_epi8(-128))));
 }
 inline V load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -109,6 +113,10 @@ inline V load_bf16(const uint16_t* p) {
 inline V load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store_f16(uint16_t* p, V v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline V load_u8(const uint8_t* p) {
+  const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_xor_si128(b, _mm_set1_epi8(-128))));
 }
 inline V load_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
@@ -200,15 +208,35 @@ inline V load_f16(const uint16_t* p) {
 inline void store_f16(uint16_t* p, V v) {
   for (size_t i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v[i]);
 }
+#if defined(__SSE2__)
+// Bytes to the top of 32-bit lanes, and down again with their sign: four conversions at once instead of four loads.
+inline __m128i widen(__m128i b) { return _mm_unpacklo_epi16(_mm_unpacklo_epi8(b, b), _mm_unpacklo_epi8(b, b)); }
+inline __m128i load4(const void* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm_cvtsi32_si128(four);
+}
+inline V load_i8(const int8_t* p) { return _mm_cvtepi32_ps(_mm_srai_epi32(widen(load4(p)), 24)); }
+inline V load_u8(const uint8_t* p) {
+  return _mm_cvtepi32_ps(_mm_srai_epi32(widen(_mm_xor_si128(load4(p), _mm_set1_epi8(-128))), 24));
+}
+inline void load_nibbles(const uint8_t* p, V& lo, V& hi) {
+  const __m128i b = _mm_srli_epi32(widen(load4(p)), 24), eight = _mm_set1_epi32(8);
+  lo = _mm_cvtepi32_ps(_mm_sub_epi32(_mm_and_si128(b, _mm_set1_epi32(15)), eight));
+  hi = _mm_cvtepi32_ps(_mm_sub_epi32(_mm_srli_epi32(b, 4), eight));
+}
+#else
 inline V load_i8(const int8_t* p) {
   return V{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
 }
+inline V load_u8(const uint8_t* p) { return V{p[0] - 128.f, p[1] - 128.f, p[2] - 128.f, p[3] - 128.f}; }
 inline void load_nibbles(const uint8_t* p, V& lo, V& hi) {
   for (size_t i = 0; i < kLanes; ++i) {
     lo[i] = static_cast<float>((p[i] & 15) - 8);
     hi[i] = static_cast<float>((p[i] >> 4) - 8);
   }
 }
+#endif
 #endif
 
 // ---------------------------------------------------------------- the same for every level

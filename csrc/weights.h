@@ -29,8 +29,7 @@ struct Int8Row {
   static constexpr size_t kGroup = kGroupInt8;
   static constexpr size_t bytes(size_t outputs) { return outputs; }
   static void read(const uint8_t* row, size_t o, V* out) {
-    const int8_t* p = reinterpret_cast<const int8_t*>(row) + o;
-    for (size_t v = 0; v < kBlockV; ++v) out[v] = load_i8(p + v * kLanes);
+    for (size_t v = 0; v < kBlockV; ++v) out[v] = load_u8(row + o + v * kLanes);
   }
 };
 struct Int4Row {

@@ -100,7 +100,7 @@ bool pack(const float* rows, size_t n, const Mat& w, size_t o0, size_t c0, size_
         w.scales[(c + j) * w.groups() + (o0 + r0) / Q::kGroup] = s[j];
         uint8_t* out = w.data + (c + j) * w.row_bytes();
         if constexpr (Q::kGroup == kGroupInt8) {
-          std::memcpy(out + o0 + r0, q, kGroupInt8);
+          for (size_t r = 0; r < kGroupInt8; ++r) out[o0 + r0 + r] = static_cast<uint8_t>(q[r] + 128);
         } else {
           constexpr size_t half = kGroupInt4 / 2;
           for (size_t r = 0; r < half; ++r)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.formats.tensor import Tensor
+from ralo.memory import Arena
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -38,15 +39,17 @@ class Matrix:
         self.bytes_read = 0  # by all calls so far, counted by the kernel
 
     @classmethod
-    def empty(cls, quant: str, ic: int, parts: Mapping[str, int], bias: bool) -> Matrix:
+    def empty(cls, quant: str, ic: int, parts: Mapping[str, int], bias: bool, arena: Arena | None = None) -> Matrix:
+        """All weights zero, to be packed into; many matrices share the pages of one arena."""
+        arena = arena or Arena()
         oc = sum(padded(n) for n in parts.values())
         groups = _core.groups(quant, oc)
         return cls(
             quant,
             ic,
             parts,
-            data=np.zeros((ic, _core.row_bytes(quant, oc)), np.uint8),
-            scales=np.zeros((ic, groups), np.uint16) if groups else None,
+            data=arena.zeros((ic, _core.row_bytes(quant, oc)), np.uint8),
+            scales=arena.zeros((ic, groups), np.uint16) if groups else None,
             bias=np.zeros(oc, np.float32) if bias else None,
         )
 

@@ -15,6 +15,7 @@ from ralo.errors import FormatError
 from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.tensor import Tensor, read
 from ralo.matrix import Matrix
+from ralo.memory import Arena
 
 F32 = NDArray[np.float32]
 Progress = Callable[[float], None]  # share done, 0 to 1
@@ -104,6 +105,7 @@ def build(ckpt: Checkpoint, quant: str, progress: Progress | None = None) -> tup
 class _Packer:
     def __init__(self, ckpt: Checkpoint, cfg: ModelConfig, quant: str, progress: Progress | None) -> None:
         self.ckpt, self.cfg, self.quant, self.progress = ckpt, cfg, quant, progress
+        self.arena = Arena()
         self.done, self.all = 0, cfg.n_layers * 4 + 1
 
     def table(self, tensor: Tensor) -> NDArray[np.generic]:
@@ -135,7 +137,7 @@ class _Packer:
         sites = tuple(s for s in sites if s in found)
         parts = {s: found[s].shape[0] for s in sites}
         biased = any(f"{s}_bias" in found for s in sites)
-        matrix = Matrix.empty(quant or self.quant, found[sites[0]].shape[1], parts, biased)
+        matrix = Matrix.empty(quant or self.quant, found[sites[0]].shape[1], parts, biased, self.arena)
         for site in sites:
             if not matrix.pack(site, found[site]):
                 raise self._not_finite(found[site])

@@ -63,7 +63,10 @@ def check(quant: str, shape: tuple[int, int], tokens: int, got: np.ndarray, bias
     size = linear.magnitude(dense, x, (np.abs(y) if add else 0) + (np.abs(b) if bias else 0))
     roundings = shape[0] + ROUNDINGS[quant] + (bias and add)
     error = np.abs(got - linear.apply(dense, x, start))
-    assert (error <= roundings * 2.0**-24 * size).all(), f"{tokens} tokens: off by {error.max()}"
+    coarse = (
+        linear.fixed_point(quant, storage(quant, *shape)[1], x[0]) if tokens == 1 and _core.level() == "avx512" else 0
+    )
+    assert (error <= roundings * 2.0**-24 * size + coarse).all(), f"{tokens} tokens: off by {error.max()}"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -92,7 +95,7 @@ def test_same_bits_again_and_at_any_number_of_threads(level, threads, quant):
             _core.set_threads(1)
             alone = run(quant, shape, tokens, bias=True, add=True)
             _core.set_threads(threads)
-            assert np.array_equal(got, alone)  # every output is summed by one thread, in the order of channels
+            assert np.array_equal(got, alone)  # how the work is cut depends on the shape alone
 
 
 @pytest.mark.parametrize("quant", QUANTS)
@@ -119,6 +122,18 @@ def test_zero_inputs_give_the_bias(level):
         y = np.full((tokens, len(dense)), np.nan, np.float32)
         _core.Matrix("int4", 33, len(dense), data, scales, bias).apply(np.zeros((tokens, 33), np.float32), y)
         assert (y == bias).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_what_is_not_finite_comes_through(level, quant, value):
+    """At one place of x: an infinity times a weight of zero is a NaN, so no output is finite either way."""
+    data, scales, dense = storage(quant, 257, 200)
+    x = inputs(1, 257, len(dense))[0].copy()
+    x[0, 100] = value
+    y = np.zeros((1, len(dense)), np.float32)
+    _core.Matrix(quant, 257, len(dense), data, scales, None).apply(x, y)
+    assert not np.isfinite(y[0, :200]).any()
 
 
 def test_a_nan_in_one_token_stays_there(level):

@@ -61,7 +61,7 @@ def pack(quant: str, rows: F32, o0: int, data: U8, scales: U16 | None) -> bool:
         q = quantise(w, bf16_value(code), *((-127, 127) if quant == "int8" else (-8, 7)))
         at = o0 + start
         if quant == "int8":
-            data.view(np.int8)[:, at : at + group] = q.T
+            data[:, at : at + group] = q.T + 128
         else:
             nibbles = (q + 8).astype(np.uint8).T  # (ic, 32): byte i holds outputs i (low) and i + 16 (high)
             data[:, at // 2 : at // 2 + 16] = nibbles[:, :16] | nibbles[:, 16:] << 4
@@ -110,7 +110,7 @@ def unpack(quant: str, data: U8, scales: U16 | None) -> F64:
         values = bf16_value(data.view(np.uint16)).astype(np.float64)
     else:
         if quant == "int8":
-            q = data.view(np.int8).astype(np.float64)
+            q = data - 128.0
         else:
             blocks = data.reshape(len(data), -1, 16)
             q = np.concatenate([blocks & 15, blocks >> 4], axis=2).reshape(len(data), -1) - 8.0
@@ -121,6 +121,18 @@ def unpack(quant: str, data: U8, scales: U16 | None) -> F64:
 def apply(dense: F64, x: F32, start: F32 | float = 0.0) -> F64:
     """x (T, ic) -> (T, oc); start: the bias, what y held before, or their sum."""
     return x.astype(np.float64) @ dense.T + start
+
+
+def fixed_point(quant: str, scales: U16 | None, x: F32) -> float:
+    """What one output may be off by where x times its scales is rounded to 16 bits (int8 and int4, one token, VNNI).
+
+    A unit is 1 / 32512 of the largest |x||scale|. A channel is off by half a unit times the largest weight; the sums,
+    whole numbers below 2^31, are rounded to float32 three times, each relative to 255 * 32512 units a channel.
+    """
+    if scales is None:
+        return 0.0
+    unit = float((np.abs(x)[:, None] * np.abs(bf16_value(scales))).max()) / 32512
+    return len(x) * unit * ((127 if quant == "int8" else 8) / 2 + 3 * 2.0**-24 * 255 * 32512)
 
 
 def magnitude(dense: F64, x: F32, start: F32 | float = 0.0) -> F64:
