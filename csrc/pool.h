@@ -20,3 +20,13 @@ void set_threads(size_t n);  // n >= 1
 
 // A buffer of at least n floats that belongs to the thread; only for use inside a task.
 float* scratch(size_t thread, size_t n);
+
+// f(first, count) over rows, a few at a time.
+template <class F>
+void by_rows(size_t rows, F&& f) {
+  constexpr size_t kRows = 8;
+  parallel((rows + kRows - 1) / kRows, [&](size_t task, size_t) {
+    const size_t first = task * kRows;
+    f(first, rows - first < kRows ? rows - first : kRows);
+  });
+}

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -34,3 +35,4 @@ size_t row_stride(const Rows<T>& a) {
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_rows(nb::module_& m);
+void bind_block(nb::module_& m);

@@ -1,7 +1,7 @@
 // Packed matrices: construction with every size checked once, application, packing.
 #include "linear.h"
 
-#include "arrays.h"
+#include "objects.h"
 
 namespace {
 
@@ -20,8 +20,6 @@ Mat shape_of(const std::string& quant, size_t ic, size_t oc) {
 }
 
 using Scales = std::optional<Array<uint16_t, 2>>;
-using ConstScales = std::optional<Array<const uint16_t, 2>>;
-using Bias = std::optional<Array<const float, 1>>;
 
 template <class S>
 void check(const Mat& w, size_t rows, size_t width, const S& scales) {
@@ -30,27 +28,24 @@ void check(const Mat& w, size_t rows, size_t width, const S& scales) {
   if (scales) need(scales->shape(0) == w.ic && scales->shape(1) == w.groups(), "scales must be (ic, groups)");
 }
 
-// Keeps the arrays alive while kernels read them.
-struct Matrix {
-  Mat w;
-  Array<const uint8_t, 2> data;
-  ConstScales scales;
-  Bias bias;
+}  // namespace
 
-  Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_, Bias bias_)
-      : w(shape_of(quant, ic, oc)), data(std::move(data_)), scales(std::move(scales_)), bias(std::move(bias_)) {
-    check(w, data.shape(0), data.shape(1), scales);
-    if (bias) need(bias->shape(0) == oc, "bias must be (oc,)");
-    w.data = const_cast<uint8_t*>(data.data());
-    w.scales = scales ? const_cast<uint16_t*>(scales->data()) : nullptr;
-  }
+Matrix::Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
+               Bias bias_)
+    : w(shape_of(quant, ic, oc)), data(std::move(data_)), scales(std::move(scales_)), bias(std::move(bias_)) {
+  check(w, data.shape(0), data.shape(1), scales);
+  if (bias) need(bias->shape(0) == oc, "bias must be (oc,)");
+  w.data = const_cast<uint8_t*>(data.data());
+  w.scales = scales ? const_cast<uint16_t*>(scales->data()) : nullptr;
+}
 
-  size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add) const {
-    need(x.shape(1) == w.ic && y.shape(1) == w.oc && x.shape(0) == y.shape(0), "x must be (T, ic), y (T, oc)");
-    nb::gil_scoped_release release;
-    return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add);
-  }
-};
+size_t Matrix::apply(Array<const float, 2> x, Array<float, 2> y, bool add) const {
+  need(x.shape(1) == w.ic && y.shape(1) == w.oc && x.shape(0) == y.shape(0), "x must be (T, ic), y (T, oc)");
+  nb::gil_scoped_release release;
+  return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add);
+}
+
+namespace {
 
 bool pack_rows(const std::string& quant, Array<const float, 2> rows, size_t oc, size_t o0, Array<uint8_t, 2> data,
                Scales scales) {

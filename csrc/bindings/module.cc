@@ -30,4 +30,5 @@ NB_MODULE(_core, m) {
   bind_linear(m);
   bind_attention(m);
   bind_rows(m);
+  bind_block(m);
 }

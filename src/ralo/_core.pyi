@@ -75,3 +75,28 @@ def act(name: str, gate: Annotated[NDArray[numpy.float32], dict(shape=(None, Non
 
 def stream_read(words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum of the words, read by all threads: a bandwidth yardstick"""
+
+class Norm:
+    """RMS norm, or layer norm where there is a bias"""
+
+    def __init__(self, weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, eps: float) -> None: ...
+
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')]) -> None: ...
+
+class Attention:
+    """The attention half of a layer"""
+
+    def __init__(self, norm: Norm, qkv: Matrix, o: Matrix, heads: int, kv_heads: int, head_dim: int, q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, window: int) -> None: ...
+
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], cache: LayerCache, past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None) -> tuple[int, int]:
+        """
+        x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read
+        """
+
+class Mlp:
+    """The MLP half of a layer"""
+
+    def __init__(self, norm: Norm, up: Matrix, down: Matrix, d_ff: int, gated: bool, act: str) -> None: ...
+
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+        """x (T, D padded) += MLP; bytes of weights read"""

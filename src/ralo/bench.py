@@ -17,6 +17,7 @@ from ralo.lm import LM
 from ralo.sampling import Sampler, Sampling
 
 STREAM_WORDS = 1 << 25  # 256 MB: far more than any cache
+SETTLE_S = 0.05  # a peer's threads spin on for a while after their work and would slow the memory's measurement
 FIRST_TOKEN = 0  # any token does: speed does not depend on what the text says
 
 
@@ -95,6 +96,7 @@ def measure(
             if i:  # the first round warms up
                 samples.tok_s[name].append(tokens / seconds)
         if i:
+            time.sleep(SETTLE_S)
             samples.stream_gb_s.append(stream_gb_s(buffer))
         tick()
     return samples

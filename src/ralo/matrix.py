@@ -35,7 +35,7 @@ class Matrix:
         starts = list(accumulate((padded(n) for n in parts.values()), initial=0))
         self.oc = starts[-1]  # outputs, padding included
         self.slices = {name: slice(at, at + n) for (name, n), at in zip(parts.items(), starts, strict=False)}
-        self._core = _core.Matrix(quant, ic, self.oc, data, scales, bias)
+        self.core = _core.Matrix(quant, ic, self.oc, data, scales, bias)
         self.bytes_read = 0  # by all calls so far, counted by the kernel
 
     @classmethod
@@ -67,12 +67,8 @@ class Matrix:
     def __call__(self, x: F32) -> F32:
         """x (T, ic) -> (T, oc); take a part with `[:, matrix.slices[name]]`."""
         y = np.empty((x.shape[0], self.oc), np.float32)
-        self.bytes_read += self._core.apply(x, y, False)
+        self.bytes_read += self.core.apply(x, y, False)
         return y
-
-    def add_to(self, y: F32, x: F32) -> None:
-        """y (T, oc) += x W + bias: the residual connection without another pass."""
-        self.bytes_read += self._core.apply(x, y, True)
 
     @property
     def nbytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -23,37 +22,25 @@ PREFILL_CHUNK = 512  # tokens of a prompt computed together: bounds the memory o
 class Layer:
     """One decoder layer. `x` is the residual stream (T, D padded), changed in place."""
 
-    def __init__(self, cfg: ModelConfig, weights: LayerWeights, index: int) -> None:
-        self.cfg, self.w, self.index = cfg, weights, index
-        self.attention_bytes = 0  # of keys and values read so far, counted by the kernel
+    def __init__(self, cfg: ModelConfig, w: LayerWeights, index: int) -> None:
+        self.index = index
+        self.attention = _core.Attention(
+            norm(cfg, w.attn_norm),
+            w.qkv.core,
+            w.o.core,
+            cfg.n_heads,
+            cfg.n_kv_heads,
+            cfg.head_dim,
+            w.q_norm.weight if w.q_norm else None,
+            w.k_norm.weight if w.k_norm else None,
+            cfg.windows[index],
+        )
+        self.mlp = _core.Mlp(norm(cfg, w.mlp_norm), w.up.core, w.down.core, cfg.d_ff, cfg.gated, cfg.act)
+        self.bytes_read = 0  # weights, keys and values so far, counted by the kernels
 
-    def attend(self, x: F32, seq: Sequence, angles: tuple[F32, F32] | None) -> None:
-        cfg, w = self.cfg, self.w
-        past, cache = len(seq), seq.layers[self.index].core
-        qkv = w.qkv(normed(cfg, w.attn_norm, x))  # (T, q|k|v)
-        q, k, v = (qkv[:, w.qkv.slices[s]] for s in ("q", "k", "v"))
-        if w.q_norm and w.k_norm:
-            _core.norm_heads(q, w.q_norm.weight, cfg.norm_eps)
-            _core.norm_heads(k, w.k_norm.weight, cfg.norm_eps)
-        if angles:
-            _core.rope(q, cfg.n_heads, *angles)
-            _core.rope(k, cfg.n_kv_heads, *angles)
-        cache.store(k, v, past)
-        out = np.empty((len(x), cfg.q_width), np.float32)
-        window, scale = cfg.windows[self.index], 1 / math.sqrt(cfg.head_dim)
-        self.attention_bytes += cache.attend(q, cfg.n_heads, past, window, scale, out)
-        w.o.add_to(x, out)
-
-    def mlp(self, x: F32) -> None:
-        cfg, w = self.cfg, self.w
-        y = w.up(normed(cfg, w.mlp_norm, x))  # (T, gate|up) or (T, up)
-        up = y[:, w.up.slices["up"]]
-        hidden = np.empty((len(x), cfg.d_ff), np.float32)
-        if cfg.gated:
-            _core.act(cfg.act, y[:, w.up.slices["gate"]], up, hidden)
-        else:
-            _core.act(cfg.act, up, None, hidden)
-        w.down.add_to(x, hidden)
+    def run(self, x: F32, seq: Sequence, angles: tuple[F32 | None, F32 | None]) -> None:
+        self.bytes_read += sum(self.attention.run(x, seq.layers[self.index].core, len(seq), *angles))
+        self.bytes_read += self.mlp.run(x)
 
 
 class Model:
@@ -62,6 +49,7 @@ class Model:
     def __init__(self, cfg: ModelConfig, weights: Weights) -> None:
         self.cfg, self.weights = cfg, weights
         self.layers = [Layer(cfg, w, i) for i, w in enumerate(weights.layers)]
+        self._final_norm = norm(cfg, weights.final_norm)
         self._rope = RopeTable(cfg.rope) if cfg.rope else None
 
     def forward(self, tokens: Many[int], seq: Sequence, length: int = 0) -> F32:
@@ -77,12 +65,13 @@ class Model:
         if self.weights.positions is not None:
             at = self.cfg.position_offset
             x[:, : self.cfg.d_model] += self.weights.positions[at + start : at + stop]
-        angles = self._rope(start, stop, length) if self._rope else None
+        angles = self._rope(start, stop, length) if self._rope else (None, None)
         for layer in self.layers:
-            layer.attend(x, seq, angles)
-            layer.mlp(x)
+            layer.run(x, seq, angles)
         seq.tokens.extend(int(t) for t in tokens)
-        return normed(self.cfg, self.weights.final_norm, x)
+        hidden = np.empty((len(tokens), self.cfg.d_model), np.float32)
+        self._final_norm.run(x[:, : self.cfg.d_model], hidden)
+        return hidden
 
     def logits(self, hidden: F32) -> F32:
         """Final hidden states (T, D) -> scores of the next token (T, V)."""
@@ -102,17 +91,10 @@ class Model:
     @property
     def bytes_read(self) -> int:
         """Weights, keys and values read so far, as the kernels counted them."""
-        attention = sum(layer.attention_bytes for layer in self.layers)
-        return attention + sum(m.bytes_read for m in self.weights.matrices().values())
+        return self.weights.head.bytes_read + sum(layer.bytes_read for layer in self.layers)
 
 
-def normed(cfg: ModelConfig, norm: Norm, x: F32) -> F32:
-    """The residual stream (T, D padded) through a norm -> (T, D)."""
-    x = x[:, : cfg.d_model]
-    out = np.empty(x.shape, np.float32)
-    if cfg.norm == "rms":
-        _core.norm_rms(x, norm.weight, cfg.norm_eps, out)
-    else:
-        bias = norm.bias if norm.bias is not None else np.zeros_like(norm.weight)
-        _core.norm_layer(x, norm.weight, bias, cfg.norm_eps, out)
-    return out
+def norm(cfg: ModelConfig, weights: Norm) -> _core.Norm:
+    """The kernels tell the two norms apart by the bias: a layer norm has one, an RMS norm has none."""
+    bias = weights.bias if weights.bias is not None else np.zeros_like(weights.weight)
+    return _core.Norm(weights.weight, bias if cfg.norm == "layer" else None, cfg.norm_eps)

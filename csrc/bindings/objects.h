@@ -1,0 +1,34 @@
+// C++ objects that Python holds and other objects refer to: packed matrices and caches.
+#pragma once
+#include "arrays.h"
+#include "attend.h"
+#include "kernels.h"
+
+using ConstScales = std::optional<Array<const uint16_t, 2>>;
+using Bias = std::optional<Array<const float, 1>>;
+
+// Keeps the arrays alive while kernels read them.
+struct Matrix {
+  Mat w;
+  Array<const uint8_t, 2> data;
+  ConstScales scales;
+  Bias bias;
+
+  Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
+         Bias bias_);
+  size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add) const;
+};
+
+Act act_of(const std::string& name);
+
+struct LayerCache {
+  using Bytes = Array<uint8_t, 3>;                // (heads, capacity, ep * element size)
+  using Scales = std::optional<Array<float, 2>>;  // (heads, capacity)
+  Cache c;
+  Bytes k, v;
+  Scales k_scales, v_scales;
+
+  LayerCache(const std::string& kind, Bytes k_, Bytes v_, Scales ks, Scales vs);
+  void store(Rows<const float> keys, Rows<const float> values, size_t at) const;
+  size_t attend(Rows<const float> q, size_t heads, size_t past, size_t window, float scale, Array<float, 2> out) const;
+};

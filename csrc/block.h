@@ -1,0 +1,46 @@
+// The two halves of a decoder layer, each in one call: what Python would do between the kernels costs more than they do
+// on a small model.
+#pragma once
+#include "attend.h"
+#include "kernels.h"
+
+struct Norm {
+  const float *w, *b;  // (d); b null: RMS norm
+  float eps;
+  size_t d;
+};
+void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float* out, size_t ostride);
+
+struct Linear {
+  const Mat* w;
+  const float* bias;  // (oc) or null
+};
+
+struct Attention {
+  Norm norm;
+  Linear qkv, o;
+  size_t q, k, v;  // where each starts in a row of qkv
+  size_t heads, kv_heads, e;
+  const float *q_norm, *k_norm;  // (e) or null: RMS norm of each head
+  size_t window;                 // 0 = all keys
+};
+struct Angles {
+  const float *cos, *sin;  // (tokens, half)
+  size_t half;             // 0: no rotary embedding
+};
+struct BytesRead {
+  size_t weights, cache;
+};
+// x (tokens, o.oc) += attention of positions [past, past + tokens), whose keys and values are stored on the way.
+BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past, const Angles& angles);
+
+struct Mlp {
+  Norm norm;
+  Linear up, down;
+  bool gated;
+  size_t gate, value;  // where each starts in a row of up
+  size_t f;
+  Act act;
+};
+// x (tokens, down.oc) += down(act(gate) * up), or down(act(up)).
+BytesRead mlp(const Mlp& m, float* x, size_t tokens);
