@@ -19,32 +19,51 @@ struct Int8Row {
   static float scale(const float* s, size_t t) { return s[t]; }
 };
 
-constexpr size_t kKeys = 32;  // keys per step of the online softmax in decode
+constexpr size_t kKeys = 64;  // keys per step of the online softmax in decode
 constexpr size_t kHeads = 4;  // query heads that share one conversion of a key
+constexpr size_t kTogether = kLanes == 16 ? 4 : 2,
+                 kWide = kTogether;  // keys, and vectors of a value, held in registers
 
-// s[g][j] = q_g . key(t + j), for up to kHeads heads.
-template <class Row>
-void scores(const Keys& kv, const float* q, size_t g, size_t t, size_t n, float s[][kKeys]) {
-  for (size_t j = 0; j < n; ++j) {
-    V acc[kHeads] = {zero(), zero(), zero(), zero()};
-    for (size_t e = 0; e < kv.ep; e += kLanes) {
-      const V key = Row::read(kv.k, (t + j) * kv.ep + e);
-      for (size_t h = 0; h < g; ++h) acc[h] = fma(load(q + h * kv.ep + e), key, acc[h]);
+// s[h][j] = q_h . key(t + j) for n keys; the scores past n, up to whole vectors, are rubbish. A few keys are taken
+// together, so that a query is loaded once for all of them.
+template <class Row, size_t G>
+void scores(const Keys& kv, const float* q, size_t t, size_t n, float s[G][kKeys]) {
+  V part[G][kLanes];
+  for (size_t j0 = 0; j0 < n; j0 += kLanes) {
+    for (size_t j = 0; j < kLanes; j += kTogether) {
+      size_t key[kTogether];
+      V acc[kTogether][G];
+      for (size_t i = 0; i < kTogether; ++i) {
+        key[i] = (t + (j0 + j + i < n ? j0 + j + i : n - 1)) * kv.ep;
+        for (size_t h = 0; h < G; ++h) acc[i][h] = zero();
+      }
+      for (size_t e = 0; e < kv.ep; e += kLanes) {
+        V k[kTogether];
+        for (size_t i = 0; i < kTogether; ++i) k[i] = Row::read(kv.k, key[i] + e);
+        for (size_t h = 0; h < G; ++h) {
+          const V query = load(q + h * kv.ep + e);
+          for (size_t i = 0; i < kTogether; ++i) acc[i][h] = fma(query, k[i], acc[i][h]);
+        }
+      }
+      for (size_t i = 0; i < kTogether; ++i)
+        for (size_t h = 0; h < G; ++h) part[h][j + i] = acc[i][h];
     }
-    const float scale = Row::scale(kv.k_scales, t + j);
-    for (size_t h = 0; h < g; ++h) s[h][j] = sum(acc[h]) * scale;
+    for (size_t h = 0; h < G; ++h) store(s[h] + j0, sums(part[h]));
   }
+  for (size_t h = 0; h < G; ++h)
+    for (size_t j = 0; j < n; ++j) s[h][j] *= Row::scale(kv.k_scales, t + j);
 }
 
 // Turns n scores into weights against the running maximum m; returns the factor old sums must be scaled by.
 float soften(float* s, size_t n, float& m, float& l) {
-  float high = m;
-  for (size_t j = 0; j < n; ++j) high = s[j] > high ? s[j] : high;
   for (size_t j = n; j % kLanes; ++j) s[j] = -INFINITY;  // weight zero
+  V highest = set1(m);
+  for (size_t j = 0; j < n; j += kLanes) highest = max(highest, load(s + j));
+  const float high = top(highest);
   V total = zero();
-  const V top = set1(high);
+  const V shift = set1(high);
   for (size_t j = 0; j < n; j += kLanes) {
-    V p = exp(sub(load(s + j), top));
+    V p = exp(sub(load(s + j), shift));
     store(s + j, p);
     total = add(total, p);
   }
@@ -54,31 +73,54 @@ float soften(float* s, size_t n, float& m, float& l) {
   return shrink;
 }
 
+// o[h] = o[h] * shrink[h] + sum over n keys of weight s[h][j] times value(t + j), for W vectors of the head from e on.
+template <class Row, size_t G, size_t W>
+void add_values(const Keys& kv, size_t t, size_t n, size_t e, const float s[G][kKeys], const float shrink[G],
+                float* o) {
+  V acc[G][W];
+  for (size_t h = 0; h < G; ++h)
+    for (size_t w = 0; w < W; ++w) acc[h][w] = mul(load(o + h * kv.ep + e + w * kLanes), set1(shrink[h]));
+  for (size_t j = 0; j < n; ++j) {
+    V value[W];
+    for (size_t w = 0; w < W; ++w) value[w] = Row::read(kv.v, (t + j) * kv.ep + e + w * kLanes);
+    for (size_t h = 0; h < G; ++h) {
+      const V weight = set1(s[h][j]);
+      for (size_t w = 0; w < W; ++w) acc[h][w] = fma(weight, value[w], acc[h][w]);
+    }
+  }
+  for (size_t h = 0; h < G; ++h)
+    for (size_t w = 0; w < W; ++w) store(o + h * kv.ep + e + w * kLanes, acc[h][w]);
+}
+
+// G heads of a group over keys [t0, t1): online softmax. m, l (G), o (G, ep).
+template <class Row, size_t G>
+void attend_heads(const Keys& kv, const float* q, size_t t0, size_t t1, float* m, float* l, float* o) {
+  alignas(64) float s[G][kKeys];
+  for (size_t h = 0; h < G; ++h) m[h] = -INFINITY, l[h] = 0;
+  std::memset(o, 0, G * kv.ep * sizeof(float));
+  for (size_t t = t0; t < t1; t += kKeys) {
+    const size_t n = t1 - t < kKeys ? t1 - t : kKeys;
+    float shrink[G];
+    scores<Row, G>(kv, q, t, n, s);
+    for (size_t h = 0; h < G; ++h) {
+      shrink[h] = soften(s[h], n, m[h], l[h]);
+      for (size_t j = 0; j < n; ++j) s[h][j] *= Row::scale(kv.v_scales, t + j);
+    }
+    size_t e = 0;
+    for (; e + kWide * kLanes <= kv.ep; e += kWide * kLanes) add_values<Row, G, kWide>(kv, t, n, e, s, shrink, o);
+    for (; e < kv.ep; e += kLanes) add_values<Row, G, 1>(kv, t, n, e, s, shrink, o);
+  }
+}
+
 template <class Row>
 void attend_keys(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
-  alignas(64) float s[kHeads][kKeys];
-  for (size_t h0 = 0; h0 < g; h0 += kHeads) {
-    const size_t n_heads = g - h0 < kHeads ? g - h0 : kHeads;
-    float *m = part + h0, *l = part + g + h0, *o = part + 2 * g + h0 * kv.ep;
-    for (size_t h = 0; h < n_heads; ++h) m[h] = -INFINITY, l[h] = 0;
-    std::memset(o, 0, n_heads * kv.ep * sizeof(float));
-    for (size_t t = t0; t < t1; t += kKeys) {
-      const size_t n = t1 - t < kKeys ? t1 - t : kKeys;
-      float shrink[kHeads];
-      scores<Row>(kv, q + h0 * kv.ep, n_heads, t, n, s);
-      for (size_t h = 0; h < n_heads; ++h) {
-        shrink[h] = soften(s[h], n, m[h], l[h]);
-        for (size_t j = 0; j < n; ++j) s[h][j] *= Row::scale(kv.v_scales, t + j);
-      }
-      for (size_t e = 0; e < kv.ep; e += kLanes) {
-        V acc[kHeads];
-        for (size_t h = 0; h < n_heads; ++h) acc[h] = mul(load(o + h * kv.ep + e), set1(shrink[h]));
-        for (size_t j = 0; j < n; ++j) {
-          const V value = Row::read(kv.v, (t + j) * kv.ep + e);
-          for (size_t h = 0; h < n_heads; ++h) acc[h] = fma(set1(s[h][j]), value, acc[h]);
-        }
-        for (size_t h = 0; h < n_heads; ++h) store(o + h * kv.ep + e, acc[h]);
-      }
+  for (size_t h = 0; h < g; h += kHeads) {
+    float *m = part + h, *l = part + g + h, *o = part + 2 * g + h * kv.ep;
+    switch (g - h < kHeads ? g - h : kHeads) {
+      case 4: attend_heads<Row, 4>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
+      case 3: attend_heads<Row, 3>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
+      case 2: attend_heads<Row, 2>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
+      default: attend_heads<Row, 1>(kv, q + h * kv.ep, t0, t1, m, l, o);
     }
   }
 }
