@@ -68,7 +68,7 @@ void panel(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t 
 // product of bytes loses no more than float arithmetic would notice (relative error about 3e-5), outliers included.
 // Four rows are interleaved in registers; each 32-bit lane then sums four channels of one output.
 
-constexpr size_t kFold = 128;  // channels that share a step; also what keeps the sums far inside 32 bits
+constexpr size_t kFold = 256;  // channels that share a step; also what keeps the sums far inside 32 bits
 
 struct Folded {
   alignas(64) int32_t hi[kFold / 4][kGroups], lo[kFold / 4][kGroups];  // four channels' bytes in each
@@ -236,10 +236,11 @@ void panel_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, s
       for (size_t col = 0; col < columns; ++col) {
         __m512i a[Column::kSums][4];
         std::memcpy(a, sums[col], sizeof a);
-        ahead.fetch(4 * quads);
-        for (size_t q = 0; q < quads; ++q)
+        for (size_t q = 0; q < quads; ++q) {
+          ahead.fetch(4);
           Column::dot(a, interleave(rows + 4 * q * rb + 64 * col, rb), f, i / 4 + q,
                       col * Column::kOutputs / Column::kGroup);
+        }
         std::memcpy(sums[col], a, sizeof a);
       }
     }
