@@ -2,6 +2,9 @@
 #include <cstring>
 
 #include "kernels.h"
+#ifdef RALO_HAS_avx2
+#include <cpuid.h>
+#endif
 
 namespace {
 #define KERNEL(ret, name, params) NS::name,
@@ -31,7 +34,11 @@ struct Level {
 
 #ifdef RALO_HAS_avx2
 #define HAS(flag) (__builtin_cpu_supports(flag) != 0)
-bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("f16c") && HAS("popcnt") && HAS("bmi2"); }
+bool has_f16c() {  // asked directly: older Clang does not know the word
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+bool has_avx2() { return HAS("avx2") && HAS("fma") && has_f16c() && HAS("popcnt") && HAS("bmi2"); }
 bool has_avx512() {
   return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq") && HAS("avx512cd") &&
          HAS("avx512vbmi") && HAS("avx512vnni") && HAS("avx512vpopcntdq");

@@ -103,7 +103,7 @@ bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t g0, siz
     top = v > top ? v : top;
   }
   f.step = top / 32512.f;
-  const float inv = top > 0 ? 32512.f / top : 0.f;
+  const float inv = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
   for (size_t i = 0; i < n; ++i) units[i] = x[c + i] * inv;
   // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
