@@ -1,5 +1,5 @@
-// Splits a linear map over the pool by outputs: each output is summed by one thread in channel order, so results do not
-// depend on the number of threads.
+// Splits a linear map over the pool: one token by outputs and channels, many tokens by outputs. Either way the sums
+// behind an output are added in an order that does not depend on the number of threads.
 #include "linear.h"
 
 #include <algorithm>
