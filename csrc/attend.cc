@@ -23,8 +23,9 @@ auto keys_kernel(Kv kind) {
   const Kernels& k = kernels();
   return kind == Kv::f32 ? k.attend_keys_f32 : kind == Kv::f16 ? k.attend_keys_f16 : k.attend_keys_int8;
 }
-auto tile_kernel(Kv kind) {
+auto tile_kernel(Kv kind, Many many) {
   const Kernels& k = kernels();
+  if (many == Many::rounded && kind != Kv::f32) return kind == Kv::f16 ? k.attend_words_f16 : k.attend_words_int8;
   return kind == Kv::f32 ? k.attend_tile_f32 : kind == Kv::f16 ? k.attend_tile_f16 : k.attend_tile_int8;
 }
 
@@ -46,9 +47,9 @@ size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t pas
 }
 
 size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
-               size_t window, float scale, float* out) {
+               size_t window, float scale, float* out, Many many) {
   const size_t g = heads / c.heads, step = std::max<size_t>(1, kTileRows / g), tiles = (tokens + step - 1) / step;
-  const auto kernel = tile_kernel(c.kind);
+  const auto kernel = tile_kernel(c.kind, many);
   parallel(c.heads * tiles, [&](size_t task, size_t thread) {
     const size_t head = task / tiles, first = (tiles - 1 - task % tiles) * step;  // the longest tiles first
     const Queries queries{q + head * g * e, stride, g, e, past, window, scale, heads * e};
@@ -82,8 +83,8 @@ void cache_store(const Cache& c, const float* k, const float* v, size_t stride, 
 }
 
 size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
-              size_t window, float scale, float* out) {
+              size_t window, float scale, float* out, Many many) {
   if (tokens == 0) return 0;
   if (tokens == 1) return decode(c, q, heads, e, past, window, scale, out);
-  return prefill(c, q, stride, tokens, heads, e, past, window, scale, out);
+  return prefill(c, q, stride, tokens, heads, e, past, window, scale, out, many);
 }

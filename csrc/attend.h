@@ -17,4 +17,4 @@ void cache_store(const Cache& c, const float* k, const float* v, size_t stride, 
 // out (tokens, heads, e): causal attention of tokens [past, past + tokens), which are in the cache already.
 // Returns the bytes of keys and values that were read.
 size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
-              size_t window, float scale, float* out);
+              size_t window, float scale, float* out, Many many);

@@ -2,21 +2,15 @@
 #include "block.h"
 
 #include <cmath>
-#include <vector>
 
+#include "buffer.h"
 #include "linear.h"
 #include "pool.h"
 
 namespace {
 
-// A buffer that is kept from call to call; n floats, whatever was in it.
-float* reuse(std::vector<float>& buffer, size_t n) {
-  if (buffer.size() < n) buffer.resize(n);
-  return buffer.data();
-}
-
-size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add) {
-  return apply(*l.w, l.bias, x, tokens, y, add);
+size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, Many many) {
+  return apply(*l.w, l.bias, x, tokens, y, add, many);
 }
 
 }  // namespace
@@ -32,15 +26,14 @@ void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float*
   });
 }
 
-BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past,
-                    const Angles& angles) {
-  static thread_local std::vector<float> input, rows, output;
+BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past, const Angles& angles,
+                    Many many) {
+  static thread_local Buffer<float> input, rows, output;
   const size_t stride = a.qkv.w->oc, width = a.heads * a.e;
-  float *in = reuse(input, tokens * a.norm.d), *qkv = reuse(rows, tokens * stride),
-        *out = reuse(output, tokens * width);
+  float *in = input.get(tokens * a.norm.d), *qkv = rows.get(tokens * stride), *out = output.get(tokens * width);
   BytesRead read{0, 0};
   normed(a.norm, x, a.o.w->oc, tokens, in, a.norm.d);
-  read.weights += apply(a.qkv, in, tokens, qkv, false);
+  read.weights += apply(a.qkv, in, tokens, qkv, false, many);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       float *q = qkv + t * stride + a.q, *k = qkv + t * stride + a.k;
@@ -54,18 +47,17 @@ BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& ca
   });
   cache_store(cache, qkv + a.k, qkv + a.v, stride, tokens, a.e, past);
   const float scale = 1.f / std::sqrt(static_cast<float>(a.e));
-  read.cache = attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, past, a.window, scale, out);
-  read.weights += apply(a.o, out, tokens, x, true);
+  read.cache = attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, past, a.window, scale, out, many);
+  read.weights += apply(a.o, out, tokens, x, true, many);
   return read;
 }
 
-BytesRead mlp(const Mlp& m, float* x, size_t tokens) {
-  static thread_local std::vector<float> input, rows, output;
+BytesRead mlp(const Mlp& m, float* x, size_t tokens, Many many) {
+  static thread_local Buffer<float> input, rows, output;
   const size_t stride = m.up.w->oc;
-  float *in = reuse(input, tokens * m.norm.d), *up = reuse(rows, tokens * stride),
-        *hidden = reuse(output, tokens * m.f);
+  float *in = input.get(tokens * m.norm.d), *up = rows.get(tokens * stride), *hidden = output.get(tokens * m.f);
   normed(m.norm, x, m.down.w->oc, tokens, in, m.norm.d);
-  size_t bytes = apply(m.up, in, tokens, up, false);
+  size_t bytes = apply(m.up, in, tokens, up, false, many);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       const float* value = up + t * stride + m.value;
@@ -75,6 +67,6 @@ BytesRead mlp(const Mlp& m, float* x, size_t tokens) {
         kernels().act(m.act, value, nullptr, m.f, hidden + t * m.f);
     }
   });
-  bytes += apply(m.down, hidden, tokens, x, true);
+  bytes += apply(m.down, hidden, tokens, x, true, many);
   return {bytes, 0};
 }

@@ -2,7 +2,7 @@
 // on a small model.
 #pragma once
 #include "attend.h"
-#include "kernels.h"
+#include "linear.h"
 
 struct Norm {
   const float *w, *b;  // (d); b null: RMS norm
@@ -32,7 +32,8 @@ struct BytesRead {
   size_t weights, cache;
 };
 // x (tokens, o.oc) += attention of positions [past, past + tokens), whose keys and values are stored on the way.
-BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past, const Angles& angles);
+BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past, const Angles& angles,
+                    Many many);
 
 struct Mlp {
   Norm norm;
@@ -43,4 +44,4 @@ struct Mlp {
   Act act;
 };
 // x (tokens, down.oc) += down(act(gate) * up), or down(act(up)).
-BytesRead mlp(const Mlp& m, float* x, size_t tokens);
+BytesRead mlp(const Mlp& m, float* x, size_t tokens, Many many);

@@ -10,7 +10,7 @@
 constexpr size_t kPad = 64;
 constexpr size_t kGroupInt8 = 64;
 constexpr size_t kGroupInt4 = 32;
-constexpr size_t kPanel = 4096;          // outputs of one token that are summed side by side
+constexpr size_t kPanel = 16384;         // outputs of one token that are summed side by side
 constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weights in matmul
 
 enum class Quant { f32, bf16, int8, int4 };
@@ -26,6 +26,20 @@ struct Mat {
   size_t groups() const { return quant == Quant::int8 ? oc / kGroupInt8 : quant == Quant::int4 ? oc / kGroupInt4 : 0; }
   size_t bytes() const { return ic * (row_bytes() + groups() * 2); }
 };
+
+// How several tokens at once are multiplied. `rounded`: where the CPU is faster at it, activations beside int8 and int4
+// weights become bytes, and queries, keys and values 16-bit words. One token is always as good as floats.
+enum class Many { floats, rounded };
+
+// Activations of several tokens rounded to bytes; kByteGroup channels of a token share a scale.
+struct ByteRows {
+  int8_t* values;  // (ic / kByteDepth rounded up, tokens, kByteDepth), zero past ic
+  float* scales;   // (groups, tokens)
+  int32_t* sums;   // (groups, tokens): of the values
+  size_t tokens, ic;
+};
+constexpr size_t kByteGroup = 128;
+constexpr size_t kByteDepth = 256;  // channels whose weights are turned into bytes at a time
 
 enum class Kv { f32, f16, int8 };  // precision of the key/value cache
 
@@ -46,11 +60,11 @@ struct Queries {
   float scale;
   size_t out_stride;
 };
-constexpr size_t kTileRows = 64;  // query rows (tokens x heads) of one attention tile
-constexpr size_t kTileKeys = 64;  // keys of one step
+constexpr size_t kTileRows = 192;  // query rows (tokens x heads) of one attention tile
+constexpr size_t kTileKeys = 64;   // keys of one step
 inline size_t tile_scratch(size_t g, size_t ep) {
-  size_t rows = g > kTileRows ? g : kTileRows;
-  return rows * (2 * ep + kTileKeys + 2) + 2 * kTileKeys * ep;
+  const size_t rows = (g > kTileRows ? g : kTileRows) + 15, width = ep + 31;  // room to start at whole lines
+  return rows * (2 * ep + 2 * kTileKeys + 6) + kTileKeys * (2 * width + 2) + ep;
 }
 // A partial decode result of g heads: running maxima (g), sums (g), weighted values (g, ep).
 inline size_t part_size(size_t g, size_t ep) { return g * (ep + 2); }

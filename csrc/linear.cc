@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <vector>
 
+#include "buffer.h"
 #include "pool.h"
 
 namespace {
@@ -52,14 +52,14 @@ void apply_one(const Mat& w, const float* bias, const float* x, float* y, bool a
   const auto kernel = table(w.quant).matvec;
   const Cut parts = cut(w);
   const size_t blocks = w.oc / kPad, n = parts.outputs * parts.channels, tasks = std::min(n, threads());
-  static thread_local std::vector<float> others;  // (channel parts - 1, oc): the first part's sums go to y itself
-  if (others.size() < (parts.channels - 1) * w.oc) others.resize((parts.channels - 1) * w.oc);
+  static thread_local Buffer<float> others;
+  float* sums = others.get((parts.channels - 1) * w.oc);  // (channel parts - 1, oc): the first part's go to y itself
   if (!add) start(bias, y, 0, w.oc);
   const auto channel = [&](size_t part) {
     return part == parts.channels ? w.ic : w.ic * part / parts.channels / 16 * 16;
   };
   // A thread takes neighbouring parts, so that it reads on where it was reading.
-  parallel(tasks, [&, sums = others.data()](size_t task, size_t) {
+  parallel(tasks, [&](size_t task, size_t) {
     for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part) {
       const size_t o = part / parts.channels, c = part % parts.channels;
       const size_t o0 = blocks * o / parts.outputs * kPad, o1 = blocks * (o + 1) / parts.outputs * kPad;
@@ -69,7 +69,7 @@ void apply_one(const Mat& w, const float* bias, const float* x, float* y, bool a
     }
   });
   for (size_t c = 1; c < parts.channels; ++c)
-    for (size_t o = 0; o < w.oc; ++o) y[o] += others[(c - 1) * w.oc + o];
+    for (size_t o = 0; o < w.oc; ++o) y[o] += sums[(c - 1) * w.oc + o];
   if (add && bias)
     for (size_t o = 0; o < w.oc; ++o) y[o] += bias[o];
 }
@@ -79,21 +79,39 @@ void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, 
   const size_t blocks = w.oc / kPad, tasks = std::min(blocks, 4 * threads());
   parallel(tasks, [&](size_t task, size_t thread) {
     const size_t o0 = task * blocks / tasks * kPad, o1 = (task + 1) * blocks / tasks * kPad;
-    if (!add)
-      for (size_t t = 0; t < tokens; ++t) start(bias, y + t * w.oc, o0, o1);
-    else if (bias)
-      for (size_t t = 0; t < tokens; ++t)
+    for (size_t t = 0; t < tokens; ++t) {
+      if (!add) start(bias, y + t * w.oc, o0, o1);
+      if (add && bias)
         for (size_t o = o0; o < o1; ++o) y[t * w.oc + o] += bias[o];
+    }
     kernel(w, x, tokens, y, o0, o1, scratch(thread, kScratch));
+  });
+}
+
+void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
+  static thread_local Buffer<int8_t> values;
+  static thread_local Buffer<float> scales;
+  static thread_local Buffer<int32_t> sums;
+  const size_t groups = (w.ic + kByteGroup - 1) / kByteGroup, blocks = (w.ic + kByteDepth - 1) / kByteDepth;
+  const ByteRows rows{values.get(blocks * tokens * kByteDepth), scales.get(groups * tokens), sums.get(groups * tokens),
+                      tokens, w.ic};
+  by_rows(tokens, [&](size_t first, size_t n) { kernels().byte_rows(x, first, n, rows); });
+  const auto kernel = w.quant == Quant::int8 ? kernels().matmul_bytes_int8 : kernels().matmul_bytes_int4;
+  parallel(w.oc / kPad, [&](size_t task, size_t thread) {
+    const size_t o0 = task * kPad, o1 = o0 + kPad;
+    kernel(w, rows, bias, y, add, o0, o1, scratch(thread, tokens * kPad));
   });
 }
 
 }  // namespace
 
-size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
+size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
   if (tokens == 0) return 0;
+  const bool quantised = w.quant == Quant::int8 || w.quant == Quant::int4;
   if (tokens == 1)
     apply_one(w, bias, x, y, add);
+  else if (many == Many::rounded && quantised && kernels().bytes_pay())
+    apply_bytes(w, bias, x, tokens, y, add);
   else
     apply_many(w, bias, x, tokens, y, add);
   return w.bytes();

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
+
+#include "buffer.h"
 
 #if defined(__x86_64__)
 #define RELAX() __builtin_ia32_pause()
@@ -49,25 +49,9 @@ class Pool {
     while (done_.load(std::memory_order_acquire) < job.tasks) RELAX();
   }
 
-  float* scratch(size_t thread, size_t n) {
-    auto& b = buffers_[thread];
-    if (b.size < n) {
-      b.data.reset(static_cast<float*>(std::aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64)));
-      if (!b.data) throw std::bad_alloc();
-      b.size = n;
-    }
-    return b.data.get();
-  }
+  float* scratch(size_t thread, size_t n) { return buffers_[thread].get(n); }
 
  private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  struct Buffer {
-    std::unique_ptr<float, Free> data;
-    size_t size = 0;
-  };
-
   uint32_t publish(Job job) {
     const uint32_t epoch = static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     // Nobody reads job_ now: all tasks of the last epoch are done, and a claim checks the epoch first.
@@ -121,7 +105,7 @@ class Pool {
   }
 
   const size_t threads_;
-  std::vector<Buffer> buffers_;
+  std::vector<Buffer<float>> buffers_;
   alignas(64) std::atomic<uint64_t> ticket_{0};  // epoch << 32 | tasks not yet claimed
   alignas(64) std::atomic<uint32_t> done_{0};
   Job job_;

@@ -50,4 +50,19 @@ constexpr size_t group_of(size_t v) {
   return Row::kGroup && Row::kGroup < kBlock ? v * kLanes / Row::kGroup : 0;
 }
 
+// Channel i, outputs [o, o + kPad) as floats.
+template <class Row>
+inline void unpack_row(const Mat& w, size_t i, size_t o, float* out) {
+  const uint8_t* row = w.data + i * w.row_bytes();
+  for (size_t c = 0; c < kPad; c += kBlock) {
+    V b[kBlockV];
+    Row::read(row, o + c, b);
+    if constexpr (Row::kGroup != 0) {
+      const uint16_t* s = w.scales + i * w.groups() + (o + c) / Row::kGroup;
+      for (size_t v = 0; v < kBlockV; ++v) b[v] = mul(b[v], set1(bf16_to_f32(s[group_of<Row>(v)])));
+    }
+    for (size_t v = 0; v < kBlockV; ++v) store(out + c + v * kLanes, b[v]);
+  }
+}
+
 }  // namespace ISA

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ralo import peer
 from ralo.errors import RaloError
 from ralo.formats.random import checkpoint
 from ralo.loader import open_checkpoint
+from ralo.quality import losses
 
 needs_peer = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
 TOKENS = [0] * 5  # what the engine feeds
@@ -47,6 +49,46 @@ def test_the_peer_computes_what_ralo_computes(quant: str, tolerance: float, mode
     theirs = np.ctypeslib.as_array(engine.lib.llama_get_logits(engine.ctx), (323,))
     ours = scores(model, "f32")
     assert np.linalg.norm(theirs - ours) < tolerance * np.linalg.norm(ours)
+
+
+@needs_peer
+@pytest.mark.parametrize("ctx", [7, 32, 100])
+def test_the_peer_predicts_what_ralo_predicts(ctx: int, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "BATCH", 16)  # so that windows are more than one batch
+    lm = ralo.load(model, "f32", "f32")
+    tokens = np.random.default_rng(3).integers(0, 323, 90).tolist()
+    shares: list[float] = []
+    with peer.beside(lm, ctx) as engine:
+        theirs = engine.losses(tokens, ctx, shares.append)
+        np.testing.assert_array_equal(engine.losses(tokens, ctx), theirs)  # a window begins with an empty cache
+    ours = losses(lm.model, tokens, ctx, "f32")
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=0.01)
+    assert np.abs(ours - losses(lm.model, tokens, 1, "f32")).max() > 0.1  # what came before matters
+    assert shares == sorted(shares) and shares[-1] == 1
+
+
+@needs_peer
+def test_gives_its_memory_back_however_it_ends(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import llama_cpp
+
+    freed: list[str] = []
+    for name in ("llama_free", "llama_model_free"):
+        free = getattr(llama_cpp, name)
+        monkeypatch.setattr(llama_cpp, name, lambda held, name=name, free=free: (freed.append(name), free(held)))
+    lm = ralo.load(model, "f32")
+    with pytest.raises(ZeroDivisionError), peer.beside(lm, 64):
+        raise ZeroDivisionError
+    assert freed == ["llama_free", "llama_model_free"]
+    with pytest.raises(RaloError, match="could not make a context"), peer.beside(ralo.load(model, "f32", "int8"), 64):
+        pass
+    assert freed[2:] == ["llama_model_free"]
+
+
+def test_an_activation_that_the_peer_does_not_have(model: Path) -> None:
+    cfg = ralo.load(model).model.cfg
+    peer.check_text(cfg)
+    with pytest.raises(RaloError, match="its Llama is always silu, this model is relu"):
+        peer.check_text(dataclasses.replace(cfg, act="relu"))
 
 
 @needs_peer
@@ -84,6 +126,7 @@ def test_a_file_that_the_peer_cannot_load(tmp_path: Path) -> None:
         ("gpt2", {}, "--peer llama.cpp is for Llama models; this is 'gpt2'"),
         ("mistral", {}, "this is 'mistral'"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "scaled rotary embeddings are not written"),
+        ("llama", {"attention_bias": True}, "biases are not written for the peer"),
         ("llama", {"hidden_size": 48}, "rows of 48 weights do not fill Q8_0 blocks of 32; measure at --quant bf16"),
     ],
 )

@@ -41,7 +41,7 @@ void LayerCache::store(Rows<const float> keys, Rows<const float> values, size_t 
 }
 
 size_t LayerCache::attend(Rows<const float> q, size_t heads, size_t past, size_t window, float scale,
-                          Array<float, 2> out) const {
+                          Array<float, 2> out, bool exact) const {
   need(heads > 0 && heads % c.heads == 0 && q.shape(1) % heads == 0, "q must be (T, heads * e)");
   const size_t tokens = q.shape(0), e = q.shape(1) / heads;
   need(e > 0 && e <= c.ep, "head width does not fit the cache");
@@ -49,7 +49,7 @@ size_t LayerCache::attend(Rows<const float> q, size_t heads, size_t past, size_t
   need(past <= c.capacity && tokens <= c.capacity - past, "positions past the cache");
   const size_t stride = row_stride(q);
   nb::gil_scoped_release release;
-  return ::attend(c, q.data(), stride, tokens, heads, e, past, window, scale, out.data());
+  return ::attend(c, q.data(), stride, tokens, heads, e, past, window, scale, out.data(), many(exact));
 }
 
 void bind_attention(nb::module_& m) {
@@ -60,6 +60,6 @@ void bind_attention(nb::module_& m) {
       .def("store", &LayerCache::store, array("keys"), array("values"), nb::arg("at"),
            "Keys and values (T, heads * e) to positions [at, at + T)")
       .def("attend", &LayerCache::attend, array("q"), nb::arg("heads"), nb::arg("past"), nb::arg("window"),
-           nb::arg("scale"), array("out"),
+           nb::arg("scale"), array("out"), nb::arg("exact") = true,
            "Causal attention of positions [past, past + T); window 0 = all keys; returns the bytes of cache read");
 }

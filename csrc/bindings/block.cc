@@ -45,7 +45,7 @@ struct AttentionObject {
     kept = nb::make_tuple(nb::find(norm), nb::find(qkv), nb::find(o), q_norm, k_norm);
   }
 
-  Counts run(Array<float, 2> x, const LayerCache& cache, size_t past, Table cos, Table sin) const {
+  Counts run(Array<float, 2> x, const LayerCache& cache, size_t past, Table cos, Table sin, bool exact) const {
     const size_t tokens = x.shape(0), half = cos ? cos->shape(1) : 0;
     need(x.shape(1) == a.o.w->oc, "x must be (T, D padded)");
     need(cache.c.heads == a.kv_heads && a.e <= cache.c.ep, "the cache is of another shape");
@@ -56,7 +56,7 @@ struct AttentionObject {
            "cos and sin must be (T, half)");
     const Angles angles{cos ? cos->data() : nullptr, sin ? sin->data() : nullptr, half};
     nb::gil_scoped_release release;
-    const BytesRead read = attention(a, x.data(), tokens, cache.c, past, angles);
+    const BytesRead read = attention(a, x.data(), tokens, cache.c, past, angles, many(exact));
     return {read.weights, read.cache};
   }
 };
@@ -74,10 +74,10 @@ struct MlpObject {
     kept = nb::make_tuple(nb::find(norm), nb::find(up), nb::find(down));
   }
 
-  size_t run(Array<float, 2> x) const {
+  size_t run(Array<float, 2> x, bool exact) const {
     need(x.shape(1) == m.down.w->oc, "x must be (T, D padded)");
     nb::gil_scoped_release release;
-    return mlp(m, x.data(), x.shape(0)).weights;
+    return mlp(m, x.data(), x.shape(0), many(exact)).weights;
   }
 };
 
@@ -93,10 +93,11 @@ void bind_block(nb::module_& m) {
            nb::arg("norm"), nb::arg("qkv"), nb::arg("o"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            array("q_norm").none(), array("k_norm").none(), nb::arg("window"))
       .def("run", &AttentionObject::run, array("x"), nb::arg("cache"), nb::arg("past"), array("cos").none(),
-           array("sin").none(),
+           array("sin").none(), nb::arg("exact") = true,
            "x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read");
   nb::class_<MlpObject>(m, "Mlp", "The MLP half of a layer")
       .def(nb::init<const NormObject&, const Matrix&, const Matrix&, size_t, bool, const std::string&>(),
            nb::arg("norm"), nb::arg("up"), nb::arg("down"), nb::arg("d_ff"), nb::arg("gated"), nb::arg("act"))
-      .def("run", &MlpObject::run, array("x"), "x (T, D padded) += MLP; bytes of weights read");
+      .def("run", &MlpObject::run, array("x"), nb::arg("exact") = true,
+           "x (T, D padded) += MLP; bytes of weights read");
 }

@@ -39,10 +39,10 @@ Matrix::Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8
   w.scales = scales ? const_cast<uint16_t*>(scales->data()) : nullptr;
 }
 
-size_t Matrix::apply(Array<const float, 2> x, Array<float, 2> y, bool add) const {
+size_t Matrix::apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const {
   need(x.shape(1) == w.ic && y.shape(1) == w.oc && x.shape(0) == y.shape(0), "x must be (T, ic), y (T, oc)");
   nb::gil_scoped_release release;
-  return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add);
+  return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add, many(exact));
 }
 
 namespace {
@@ -75,6 +75,7 @@ void bind_linear(nb::module_& m) {
   nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
       .def(nb::init<const std::string&, size_t, size_t, Array<const uint8_t, 2>, ConstScales, Bias>(), nb::arg("quant"),
            nb::arg("ic"), nb::arg("oc"), array("data"), array("scales").none(), array("bias").none())
-      .def("apply", &Matrix::apply, array("x"), array("y"), nb::arg("add") = false,
-           "y = x W + bias, or y += where add; returns the bytes of weights read");
+      .def("apply", &Matrix::apply, array("x"), array("y"), nb::arg("add") = false, nb::arg("exact") = true,
+           "y = x W + bias, or y += where add; not exact: activations of several tokens may be rounded to bytes. "
+           "Returns the bytes of weights read");
 }

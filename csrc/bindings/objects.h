@@ -2,7 +2,7 @@
 #pragma once
 #include "arrays.h"
 #include "attend.h"
-#include "kernels.h"
+#include "linear.h"
 
 using ConstScales = std::optional<Array<const uint16_t, 2>>;
 using Bias = std::optional<Array<const float, 1>>;
@@ -16,8 +16,10 @@ struct Matrix {
 
   Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
          Bias bias_);
-  size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add) const;
+  size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const;
 };
+
+inline Many many(bool exact) { return exact ? Many::floats : Many::rounded; }
 
 Act act_of(const std::string& name);
 
@@ -30,5 +32,6 @@ struct LayerCache {
 
   LayerCache(const std::string& kind, Bytes k_, Bytes v_, Scales ks, Scales vs);
   void store(Rows<const float> keys, Rows<const float> values, size_t at) const;
-  size_t attend(Rows<const float> q, size_t heads, size_t past, size_t window, float scale, Array<float, 2> out) const;
+  size_t attend(Rows<const float> q, size_t heads, size_t past, size_t window, float scale, Array<float, 2> out,
+                bool exact) const;
 };

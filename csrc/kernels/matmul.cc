@@ -9,23 +9,6 @@ namespace {
 constexpr size_t kDepth = kScratch / kPad;  // channels unpacked at a time
 constexpr size_t kTokens = 256;             // tokens whose activations stay in the second-level cache
 
-// Channels [i0, i0 + n), outputs [o, o + kPad) as floats (n, kPad).
-template <class Row>
-void unpack(const Mat& w, size_t i0, size_t n, size_t o, float* out) {
-  const size_t rb = w.row_bytes();
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t c = 0; c < kPad; c += kBlock) {
-      V b[kBlockV];
-      Row::read(w.data + (i0 + i) * rb, o + c, b);
-      if constexpr (Row::kGroup != 0) {
-        const uint16_t* s = w.scales + (i0 + i) * w.groups() + (o + c) / Row::kGroup;
-        for (size_t v = 0; v < kBlockV; ++v) b[v] = mul(b[v], set1(bf16_to_f32(s[group_of<Row>(v)])));
-      }
-      for (size_t v = 0; v < kBlockV; ++v) store(out + i * kPad + c + v * kLanes, b[v]);
-    }
-  }
-}
-
 template <class Row>
 void matmul(const Mat& w, const float* x, size_t tokens, float* y, size_t o0, size_t o1, float* scratch) {
   for (size_t t = 0; t < tokens; t += kTokens) {
@@ -33,7 +16,7 @@ void matmul(const Mat& w, const float* x, size_t tokens, float* y, size_t o0, si
     for (size_t o = o0; o < o1; o += kPad) {
       for (size_t i0 = 0; i0 < w.ic; i0 += kDepth) {
         const size_t n = w.ic - i0 < kDepth ? w.ic - i0 : kDepth;
-        unpack<Row>(w, i0, n, o, scratch);
+        for (size_t i = 0; i < n; ++i) unpack_row<Row>(w, i0 + i, o, scratch + i * kPad);
         product(m, kPad, n, x + t * w.ic + i0, w.ic, scratch, kPad, y + t * w.oc + o, w.oc);
       }
     }

@@ -42,8 +42,10 @@ class Matrix:
 
     def __init__(self, quant: str, ic: int, oc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None: ...
 
-    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], add: bool = False) -> int:
-        """y = x W + bias, or y += where add; returns the bytes of weights read"""
+    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], add: bool = False, exact: bool = True) -> int:
+        """
+        y = x W + bias, or y += where add; not exact: activations of several tokens may be rounded to bytes. Returns the bytes of weights read
+        """
 
 HEAD_PAD: int = 16
 
@@ -55,7 +57,7 @@ class LayerCache:
     def store(self, keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], at: int) -> None:
         """Keys and values (T, heads * e) to positions [at, at + T)"""
 
-    def attend(self, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], heads: int, past: int, window: int, scale: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+    def attend(self, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], heads: int, past: int, window: int, scale: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], exact: bool = True) -> int:
         """
         Causal attention of positions [past, past + T); window 0 = all keys; returns the bytes of cache read
         """
@@ -88,7 +90,7 @@ class Attention:
 
     def __init__(self, norm: Norm, qkv: Matrix, o: Matrix, heads: int, kv_heads: int, head_dim: int, q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, window: int) -> None: ...
 
-    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], cache: LayerCache, past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None) -> tuple[int, int]:
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], cache: LayerCache, past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool = True) -> tuple[int, int]:
         """
         x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read
         """
@@ -98,5 +100,5 @@ class Mlp:
 
     def __init__(self, norm: Norm, up: Matrix, down: Matrix, d_ff: int, gated: bool, act: str) -> None: ...
 
-    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], exact: bool = True) -> int:
         """x (T, D padded) += MLP; bytes of weights read"""

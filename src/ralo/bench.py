@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from ralo.sampling import Sampler, Sampling
 STREAM_WORDS = 1 << 25  # 256 MB: far more than any cache
 SETTLE_S = 0.05  # a peer's threads spin on for a while after their work and would slow the memory's measurement
 FIRST_TOKEN = 0  # any token does: speed does not depend on what the text says
+Phase = tuple[str, int, int]  # decode or prefill, tokens of context before it, tokens of a round
 
 
 class Engine(Protocol):
@@ -108,18 +108,10 @@ def stream_gb_s(buffer: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> float:
     return buffer.nbytes / (time.perf_counter() - clock) / 1e9
 
 
-def rss_mb() -> float:
-    """Memory of this process that is in RAM now."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-    except OSError:
-        return 0.0
-
-
 def row(
     lm: LM, samples: Samples, phase: str, ctx: int, bytes_per_token: float, peer: Sequence[str] = ()
 ) -> dict[str, object]:
-    """One row as in the JSON; `peer` is the peer's name and precision. With no mode on, dense is what was run."""
+    """One row of speed as in the JSON; `peer` is its name and precision. With no mode on, dense is what was run."""
     tok_s, stream = samples.median("ralo"), statistics.median(samples.stream_gb_s)
     rates = samples.tok_s["ralo"]
     out: dict[str, object] = {
@@ -138,10 +130,10 @@ def row(
         "gb_s": bytes_per_token * tok_s / 1e9,
         "stream_gb_s": stream,
         "bandwidth_share": bytes_per_token * tok_s / 1e9 / stream,
-        "rss_mb": rss_mb(),
     }
     if peer:
         ratio, interval = samples.ratio("ralo", peer[0])
+        theirs = samples.tok_s[peer[0]]
         out |= {"peer": peer[0], "peer_quant": peer[1], "peer_tok_s": samples.median(peer[0])}
-        out |= {"vs_peer": ratio, "vs_peer_ci95": list(interval)}
+        out |= {"peer_tok_s_range": [min(theirs), max(theirs)], "vs_peer": ratio, "vs_peer_ci95": list(interval)}
     return out

@@ -38,9 +38,9 @@ class Layer:
         self.mlp = _core.Mlp(norm(cfg, w.mlp_norm), w.up.core, w.down.core, cfg.d_ff, cfg.gated, cfg.act)
         self.bytes_read = 0  # weights, keys and values so far, counted by the kernels
 
-    def run(self, x: F32, seq: Sequence, angles: tuple[F32 | None, F32 | None]) -> None:
-        self.bytes_read += sum(self.attention.run(x, seq.layers[self.index].core, len(seq), *angles))
-        self.bytes_read += self.mlp.run(x)
+    def run(self, x: F32, seq: Sequence, angles: tuple[F32 | None, F32 | None], exact: bool) -> None:
+        self.bytes_read += sum(self.attention.run(x, seq.layers[self.index].core, len(seq), *angles, exact))
+        self.bytes_read += self.mlp.run(x, exact)
 
 
 class Model:
@@ -52,10 +52,11 @@ class Model:
         self._final_norm = norm(cfg, weights.final_norm)
         self._rope = RopeTable(cfg.rope) if cfg.rope else None
 
-    def forward(self, tokens: Many[int], seq: Sequence, length: int = 0) -> F32:
+    def forward(self, tokens: Many[int], seq: Sequence, length: int = 0, exact: bool = True) -> F32:
         """Runs tokens that follow `seq` and adds them to it; their final hidden states (T, D).
 
         `length`: of the whole prompt these tokens are part of, which the angles of dynamic RoPE depend on.
+        `exact`: several tokens give what they would give one by one; else their activations may be rounded to bytes.
         """
         seq.reserve(len(tokens))
         ids = np.asarray(tokens, np.int64)
@@ -67,7 +68,7 @@ class Model:
             x[:, : self.cfg.d_model] += self.weights.positions[at + start : at + stop]
         angles = self._rope(start, stop, length) if self._rope else (None, None)
         for layer in self.layers:
-            layer.run(x, seq, angles)
+            layer.run(x, seq, angles, exact)
         seq.tokens.extend(int(t) for t in tokens)
         hidden = np.empty((len(tokens), self.cfg.d_model), np.float32)
         self._final_norm.run(x[:, : self.cfg.d_model], hidden)
@@ -81,7 +82,7 @@ class Model:
         """Runs a prompt in chunks; scores of the token after it (V)."""
         hidden, length = np.zeros((0, 0), np.float32), len(seq) + len(tokens)
         for start in range(0, len(tokens), PREFILL_CHUNK):
-            hidden = self.forward(tokens[start : start + PREFILL_CHUNK], seq, length)
+            hidden = self.forward(tokens[start : start + PREFILL_CHUNK], seq, length, exact=False)
         return self.logits(hidden[-1:]).reshape(-1)
 
     def step(self, token: int, seq: Sequence) -> F32:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ralo import _core, loader
 from ralo.config import Fields, ModelConfig
 from ralo.errors import RaloError
 from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.gguf_names import LLAMA
 from ralo.formats.tensor import Tensor
+from ralo.lm import LM
+from ralo.quality import nll
 
 NAME = "llama.cpp"
+BATCH = 512  # tokens of a prompt that the peer takes at once, as by its own default
+HEAD = ("output", "token_embd")  # at int4 it is Q8_0: ralo's head is int8 there, and the peer's own tools keep it finer
 QUANTS = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 KV_TYPES = {"f32": 0, "f16": 1, "int8": 8}  # ggml's numbers for F32, F16 and Q8_0
 
@@ -31,6 +40,24 @@ def check() -> None:
         raise RaloError(f"--peer llama.cpp: llama-cpp-python does not load: {error}") from error
 
 
+@contextlib.contextmanager
+def beside(lm: LM, n_ctx: int) -> Iterator[LlamaCpp]:
+    """The peer with the model that `lm` runs, at the same precision, with as many threads; freed at the end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "peer.gguf"
+        write_gguf(loader.open_checkpoint(str(lm.path)), lm.quant, path)
+        with contextlib.closing(LlamaCpp(path, _core.threads(), lm.kv, n_ctx)) as engine:
+            yield engine
+
+
+def check_text(cfg: ModelConfig) -> None:
+    """Speed is the same whatever the activation; what is predicted is not."""
+    if cfg.act != "silu":
+        raise RaloError(
+            f"--peer llama.cpp: its Llama is always silu, this model is {cfg.act}: it would predict otherwise"
+        )
+
+
 def write_gguf(ckpt: Checkpoint, quant: str, path: Path) -> None:
     """A Llama's weights at the precision that stands beside ralo's, in the peer's format, without a vocabulary."""
     import gguf
@@ -39,6 +66,8 @@ def write_gguf(ckpt: Checkpoint, quant: str, path: Path) -> None:
 
     if ckpt.config.get("model_type") != "llama":
         raise RaloError(f"--peer llama.cpp is for Llama models; this is {ckpt.config.get('model_type')!r}")
+    if any(name.endswith(".bias") for name in ckpt.tensors):
+        raise RaloError("--peer llama.cpp: biases are not written for the peer")
     cfg = llama.config(Fields(ckpt.config, ckpt.config_path))
     kind = gguf.GGMLQuantizationType[QUANTS[quant]]
     writer = gguf.GGUFWriter(path, "llama")
@@ -52,6 +81,8 @@ def write_gguf(ckpt: Checkpoint, quant: str, path: Path) -> None:
             tensor = ckpt.tensors[name]
             values = _interleaved(tensor, cfg, gguf_name)
             as_kind = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+            if quant == "int4" and gguf_name in HEAD:
+                as_kind = gguf.GGMLQuantizationType.Q8_0
             block = gguf.GGML_QUANT_SIZES[as_kind][0]
             if values.shape[-1] % block:
                 rows = f"rows of {values.shape[-1]} weights do not fill {as_kind.name} blocks of {block}"
@@ -98,22 +129,29 @@ class LlamaCpp:
     def __init__(self, path: Path, threads: int, kv: str, n_ctx: int) -> None:
         import llama_cpp
 
-        self.lib = llama_cpp
+        self.lib, self.ctx, self.length = llama_cpp, None, 0
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-        if not model:
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
             raise RaloError("llama.cpp could not load the model that was written for it")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 512, 512
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, BATCH, BATCH
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = KV_TYPES[kv]
-        self.ctx = llama_cpp.llama_init_from_model(model, params)
+        self.ctx = llama_cpp.llama_init_from_model(self.model, params)
         if not self.ctx:
+            self.close()
             hint = "; its int8 cache is for heads of a multiple of 32" if kv == "int8" else ""
             raise RaloError(f"llama.cpp could not make a context for the model{hint}")
-        self.length = 0
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+
+    def close(self) -> None:
+        """Gives its memory back; there is no use after it."""
+        if self.ctx:
+            self.lib.llama_free(self.ctx)
+        self.lib.llama_model_free(self.model)
 
     def start(self, ctx: int) -> None:
         if self.length > ctx:
@@ -128,13 +166,40 @@ class LlamaCpp:
         self._run(1)
         return sum(self._run(1) for _ in range(tokens))
 
+    def losses(
+        self, tokens: Sequence[int], ctx: int, progress: Callable[[float], None] | None = None
+    ) -> NDArray[np.float64]:
+        """Minus log probability of each token, over the same windows as `quality.losses`."""
+        out = np.empty(len(tokens) - 1)
+        for start in range(0, len(out), ctx):
+            stop = min(start + ctx, len(out))
+            self.start(0)
+            for a in range(start, stop, BATCH):
+                b = min(a + BATCH, stop)
+                out[a:b] = nll(self._scores(tokens[a:b]), np.asarray(tokens[a + 1 : b + 1]))
+                if progress:
+                    progress(b / len(out))
+        return out
+
     def _run(self, tokens: int) -> float:
         clock = time.perf_counter()
-        for start in range(0, tokens, 512):
-            n = min(512, tokens - start)
-            ids = (ctypes.c_int32 * n)(*([0] * n))  # must outlive the call: the batch only points at it
-            if self.lib.llama_decode(self.ctx, self.lib.llama_batch_get_one(ids, n)):
-                raise RaloError("llama.cpp failed to decode")
-            self.lib.llama_synchronize(self.ctx)
-        self.length += tokens
+        for start in range(0, tokens, BATCH):
+            self._decode([0] * min(BATCH, tokens - start))
         return time.perf_counter() - clock
+
+    def _scores(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """What comes after each of these tokens: (T, V), valid until the next call."""
+        self._decode(tokens, every=True)
+        return np.ctypeslib.as_array(self.lib.llama_get_logits(self.ctx), (len(tokens), self.vocab))
+
+    def _decode(self, tokens: Sequence[int], every: bool = False) -> None:
+        n = len(tokens)
+        ids = (ctypes.c_int32 * n)(*tokens)  # must outlive the call: the batch only points at it
+        wanted = (ctypes.c_int8 * n)(*[1] * n)  # likewise
+        batch = self.lib.llama_batch_get_one(ids, n)
+        if every:  # otherwise the peer computes scores after the last token only
+            batch.logits = wanted
+        if self.lib.llama_decode(self.ctx, batch):
+            raise RaloError("llama.cpp failed to decode")
+        self.lib.llama_synchronize(self.ctx)
+        self.length += n

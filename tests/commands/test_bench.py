@@ -15,8 +15,8 @@ from ralo.cli import main
 SHAPE = "random:D=64,L=2,F=128,H=4,K=2,V=256"
 QUICK = ("--rounds", "2", "-n", "3", "--prompt-tokens", "8")
 KEYS = {"phase", "ctx", "quant", "threads", "isa", "tok_s", "dense_tok_s", "speedup", "ci95", "bytes_per_token", "gb_s"}
-KEYS |= {"stream_gb_s", "bandwidth_share", "rss_mb"}
-PEER_KEYS = {"peer", "peer_quant", "peer_tok_s", "vs_peer"}
+KEYS |= {"stream_gb_s", "bandwidth_share", "rss_mb", "weights_mb", "kv_mb", "rss_limit_mb", "rss_ok"}
+PEER_KEYS = {"peer", "peer_quant", "peer_tok_s", "peer_tok_s_range", "vs_peer"}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def test_table_and_json() -> None:
         assert row["tok_s"] == row["dense_tok_s"] > 0 and row["speedup"] == 1 and row["threads"] == 1
         assert row["gb_s"] == pytest.approx(row["bytes_per_token"] * row["tok_s"] / 1e9)
         assert row["bandwidth_share"] == pytest.approx(row["gb_s"] / row["stream_gb_s"])
-        assert 5 < row["rss_mb"] < 5000
+        assert 5 < row["rss_mb"] < row["rss_limit_mb"] and row["rss_ok"] is True
     bytes_of = {(r["quant"], r["phase"], r["ctx"]): r["bytes_per_token"] for r in rows}
     assert bytes_of["int4", "decode", 0] < bytes_of["bf16", "decode", 0] < bytes_of["bf16", "decode", 16]
     assert bytes_of["bf16", "prefill", 0] < bytes_of["bf16", "decode", 0] / 4  # the weights are read once for 8 tokens
@@ -57,7 +57,25 @@ def test_beside_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
         assert set(row) >= KEYS | PEER_KEYS and row["peer"] == "llama.cpp"
         low, high = row["vs_peer_ci95"]
         assert row["peer_tok_s"] > 0 and 0 < low <= row["vs_peer"] <= high
+        assert row["peer_tok_s_range"][0] <= row["peer_tok_s"] <= row["peer_tok_s_range"][1]
     assert "ralo / peer" in out
+
+
+def test_draws_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench.html"
+    assert main(["bench", "-m", SHAPE, *QUICK, "--ctx", "0,16", "--plot", str(path), "--json"]) == 0
+    drawn = path.read_text()
+    for row in last_line(capsys.readouterr().out)["rows"]:
+        assert f">ralo {row['tok_s']:.1f}<" in drawn
+
+
+def test_a_plot_that_cannot_be_written_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "bench", "-m", "nowhere", "--plot", "bench.svg")
+    assert line == "ralo bench: --plot FILE must end in .html or .png, got 'bench.svg'"
+    path = tmp_path / "no" / "bench.html"
+    assert refused(capsys, "bench", "-m", "nowhere", "--plot", path) == f"ralo bench: {path}: No such file or directory"
 
 
 def test_without_the_peers_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

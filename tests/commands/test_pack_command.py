@@ -191,3 +191,8 @@ def test_what_cannot_be_packed_is_said_before_the_work(
     (model / "tokenizer.json").unlink()
     assert "has no tokenizer.json" in refused(capsys, "pack", "-m", model, "-o", tmp_path / "packed")
     assert not packed.is_packed(tmp_path / "packed")
+
+
+def test_has_no_flag_for_a_cache_that_it_does_not_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "pack", "--kv", "int8", "-o", tmp_path / "packed")
+    assert "unrecognized arguments: --kv int8" in line

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from commandline import last_line, ralo, refused
+from tiny import write_hf
 
+from ralo import peer
 from ralo.cli import main
 from ralo.lm import load
 
@@ -39,6 +41,41 @@ def test_the_window_and_the_precision_count(tiny: Path, text: Path, capsys: pyte
         main(["ppl", "-m", str(tiny), "--text", str(text), "--json", *args])
         found.append(last_line(capsys.readouterr().out)["ppl"])
     assert len(set(found)) == len(found)
+
+
+def test_beside_the_peer(tiny: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llama_cpp", reason="the peer is llama-cpp-python")
+    flags = ["--ctx", "32", "--tokens", "100", "--quant", "bf16", "--peer", "llama.cpp", "--json"]
+    assert main(["ppl", "-m", str(tiny), "--text", str(text), *flags]) == 0
+    out = capsys.readouterr().out
+    values = last_line(out)
+    assert set(values) == KEYS | {"model", "quant", "kv", "ctx"} | {"peer", "peer_quant", "peer_ppl", "peer_delta_pct"}
+    assert (values["peer"], values["peer_quant"]) == ("llama.cpp", "BF16")
+    assert values["peer_ppl"] == pytest.approx(values["ppl"], rel=0.01) and values["peer_ppl"] != values["ppl"]
+    assert values["peer_delta_pct"] == pytest.approx(100 * (values["ppl"] / values["peer_ppl"] - 1))
+    assert f"BF16 {values['peer_ppl']:.4f}" in out
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "line"),
+    [
+        ("llama", {"hidden_act": "relu"}, "its Llama is always silu, this model is relu: it would predict otherwise"),
+        ("mistral", {}, "--peer llama.cpp is for Llama models; this is 'mistral'"),
+    ],
+)
+def test_what_the_peer_refuses_is_said_before_anything_is_measured(
+    model_type: str,
+    options: dict[str, str],
+    line: str,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(peer, "check", lambda: None)
+    monkeypatch.setattr("ralo.commands.ppl.perplexity", lambda *_: pytest.fail("measured for nothing"))
+    model = write_hf(tmp_path / "model", model_type, vocab_size=300, **options)
+    assert line in refused(capsys, "ppl", "-m", model, "--text", text, "--peer", "llama.cpp")
 
 
 def test_missing_text_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from reference import attention as attention_ref
 from reference import rows as rows_ref
+from reference.rounded import LEVELS
 
 from ralo import _core
 from ralo.matrix import Matrix, padded
@@ -31,10 +32,10 @@ class Rows:
     def release(self) -> None: ...
 
 
-def packed(weights: dict[str, np.ndarray]) -> Matrix:
+def packed(weights: dict[str, np.ndarray], quant: str = "f32") -> Matrix:
     """Dense (outputs, ic) parts side by side, with a bias of their first column."""
     ic = next(iter(weights.values())).shape[1]
-    matrix = Matrix.empty("f32", ic, {name: len(w) for name, w in weights.items()}, bias=True)
+    matrix = Matrix.empty(quant, ic, {name: len(w) for name, w in weights.items()}, bias=True)
     for name, w in weights.items():
         assert matrix.pack(name, Rows(w))
         matrix.bias[matrix.slices[name]] = w[:, 0]
@@ -67,7 +68,7 @@ def test_attention(level, threads, tokens, layer_norm, head_norm):
     cache = _core.LayerCache("f32", *(np.zeros((KV_HEADS, 16, 16 * 4), np.uint8) for _ in "kv"), None, None)
     x = stream(tokens)
     before = x[:, :D].astype(np.float64)
-    weights_read, _ = half.run(x, cache, 0, cos, sin)
+    weights_read, _ = half.run(x, cache, 0, cos, sin, True)
 
     inner = rows_ref.norm_layer(before, weight, bias, EPS) if layer_norm else rows_ref.norm_rms(before, weight, EPS)
     parts = {name: linear(w[name], inner).reshape(tokens, -1, E) for name in w}
@@ -91,11 +92,50 @@ def test_mlp(level, threads, tokens, gated):
     half = _core.Mlp(_core.Norm(weight, None, EPS), up.core, down.core, F, gated, "silu")
     x = stream(tokens)
     before = x[:, :D].astype(np.float64)
-    read = half.run(x)
+    read = half.run(x, True)
     inner = rows_ref.norm_rms(before, weight, EPS)
     hidden = rows_ref.act("silu", linear(w[names[0]], inner)) * (linear(w["up"], inner) if gated else 1)
     np.testing.assert_allclose(x[:, :D], before + linear(w_down, hidden), atol=2e-5)
     assert read == up.data.nbytes + down.data.nbytes
+
+
+def applied(matrix: Matrix, x: np.ndarray, exact: bool, y: np.ndarray | None = None) -> np.ndarray:
+    out = np.zeros((len(x), matrix.oc), np.float32) if y is None else y.copy()
+    matrix.core.apply(np.ascontiguousarray(x), out, y is not None, exact)
+    return out
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_halves_round_what_their_parts_round(level, quant):
+    """Bit for bit the parts one by one: every product, and attention, is told whether to be exact."""
+    tokens, norm, found = 9, _core.Norm(normal(D, seed=3), None, EPS), []
+    sizes = {"q": HEADS * E, "k": KV_HEADS * E, "v": KV_HEADS * E}
+    qkv = packed({name: normal(n, D, seed=1) * 0.2 for name, n in sizes.items()}, quant)
+    o, down = packed({"o": normal(D, HEADS * E, seed=2)}, quant), packed({"down": normal(D, F, seed=8)}, quant)
+    up = packed({"gate": normal(F, D, seed=6), "up": normal(F, D, seed=7)}, quant)
+    attention = _core.Attention(norm, qkv.core, o.core, HEADS, KV_HEADS, E, None, None, 0)
+    mlp = _core.Mlp(norm, up.core, down.core, F, True, "silu")
+    for exact in (True, False):
+        x = stream(tokens)
+        inner, y = np.empty((tokens, D), np.float32), np.empty((tokens, HEADS * E), np.float32)
+        norm.run(x[:, :D], inner)
+        rows = applied(qkv, inner, exact)
+        own = _core.LayerCache("f16", *(np.zeros((KV_HEADS, 16, 16 * 2), np.uint8) for _ in "kv"), None, None)
+        own.store(rows[:, qkv.slices["k"]], rows[:, qkv.slices["v"]], 0)
+        own.attend(rows[:, qkv.slices["q"]], HEADS, 0, 0, E**-0.5, y, exact)
+        want = applied(o, y, exact, x)
+        attention.run(x, own, 0, None, None, exact)
+        assert np.array_equal(x, want)
+
+        norm.run(x[:, :D], inner)
+        rows = applied(up, inner, exact)
+        hidden = np.empty((tokens, F), np.float32)
+        _core.act("silu", rows[:, up.slices["gate"]], rows[:, up.slices["up"]], hidden)
+        want = applied(down, hidden, exact, x)
+        mlp.run(x, exact)
+        assert np.array_equal(x, want)
+        found.append(x)
+    assert np.array_equal(*found) == (level not in LEVELS)
 
 
 def test_parts_that_do_not_fit_are_refused():
@@ -112,7 +152,7 @@ def test_parts_that_do_not_fit_are_refused():
         lambda: _core.Mlp(norm, up.core, down.core, F + 64, True, "silu"),
         lambda: _core.Mlp(norm, up.core, down.core, F, False, "silu"),
         lambda: _core.Mlp(norm, up.core, down.core, F, True, "tanh"),
-        lambda: _core.Mlp(norm, up.core, down.core, F, True, "silu").run(np.zeros((1, D), np.float32)),
+        lambda: _core.Mlp(norm, up.core, down.core, F, True, "silu").run(np.zeros((1, D), np.float32), True),
     ]
     for i, case in enumerate(cases):
         with pytest.raises(ValueError):

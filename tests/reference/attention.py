@@ -9,7 +9,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 HEAD_PAD = 16  # head widths are padded to a multiple of this
-TILE_ROWS = 64  # query rows (tokens x heads of a group) that a prefill tile reads keys for
+TILE_ROWS = 192  # query rows (tokens x heads of a group) that a prefill tile reads keys for
 EPS = 2.0**-24  # half an ulp of 1.0: the relative error of one float32 operation
 
 

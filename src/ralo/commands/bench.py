@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Iterator
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ralo import _core, loader, peer, screen
-from ralo.bench import Engine, Ralo, measure, row
+from ralo import _core, peer, plot, screen
+from ralo.bench import Engine, Phase, Ralo, measure, row
 from ralo.commands.run import counted
 from ralo.errors import RaloError
+from ralo.footprint import footprints
 from ralo.lm import LM, LoadOptions, load
 from ralo.matrix import QUANTS
 from ralo.options import add_flags, add_json, flag, read_flags
@@ -32,6 +32,7 @@ class BenchOptions(LoadOptions):
     tokens: int = flag(32, "tokens per round in decode rows", short="-n", low=1, high=1 << 20)
     rounds: int = flag(7, "rounds; each measures every engine once", low=1, high=1000)
     peer: str = flag("", "engine to measure beside, with the same weights", choices=(peer.NAME,))
+    plot: str = flag("", "draw the rows into this file, .html or .png", metavar="FILE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +44,20 @@ def run(args: argparse.Namespace) -> int:
     options = read_flags(BenchOptions, args)
     if options.peer:
         peer.check()
+    if options.plot:
+        plot.check(Path(options.plot))
     contexts, quants = _contexts(options.ctx), _quants(options.quant)
+    phases: list[Phase] = [("decode", ctx, options.tokens) for ctx in contexts]
+    if options.prompt_tokens:
+        phases.append(("prefill", 0, options.prompt_tokens))
     rows: list[dict[str, Any]] = []
     for quant in quants:
-        lm = load(options.model, quant, options.kv, options.threads)
-        rows += _rows(lm, options, contexts)
+        speeds = _speeds(options, quant, phases)
+        sizes = footprints(options.model, quant, options.kv, options.threads, phases)
+        rows += [speed | size for speed, size in zip(speeds, sizes, strict=True)]
     _show(rows, options)
+    if options.plot:
+        plot.write(Path(options.plot), options.model, rows)
     if args.json:
         screen.json_line({"model": options.model, "rows": rows})
     return 0
@@ -71,41 +80,46 @@ def _quants(text: str) -> list[str]:
     return values
 
 
-def _rows(lm: LM, options: BenchOptions, contexts: list[int]) -> Iterator[dict[str, Any]]:
-    limit, longest = lm.model.cfg.max_context, max(contexts)
-    need = longest + options.tokens + 2
-    if need > limit:
-        asked = f"decode at --ctx {longest} with --tokens {options.tokens}"
-        raise RaloError(f"{asked} needs {need} tokens, the model's context is {limit}")
-    if options.prompt_tokens > limit:
-        raise RaloError(f"--prompt-tokens {options.prompt_tokens} is more than the model's context of {limit}")
+def _speeds(options: BenchOptions, quant: str, phases: list[Phase]) -> list[dict[str, Any]]:
+    lm = load(options.model, quant, options.kv, options.threads)
+    room = _room(lm, phases)
     ours = Ralo(lm)
     engines: dict[str, Engine] = {"ralo": ours}
-    beside: tuple[str, ...] = ()
-    with tempfile.TemporaryDirectory() as scratch, screen.progress(f"measuring {lm.quant}") as bar:
-        if options.peer:
-            path = Path(scratch) / "peer.gguf"
-            peer.write_gguf(loader.open_checkpoint(options.model), lm.quant, path)
-            engines[peer.NAME] = peer.LlamaCpp(path, _core.threads(), lm.kv, max(need, options.prompt_tokens))
-            beside = (peer.NAME, peer.QUANTS[lm.quant])
-        phases = [("decode", ctx, options.tokens) for ctx in contexts]
-        if options.prompt_tokens:
-            phases.append(("prefill", 0, options.prompt_tokens))
-        done, steps = 0, len(phases) * (options.rounds + 1)
+    beside = (options.peer, peer.QUANTS[lm.quant]) if options.peer else ()
+    rows, done, steps = [], 0, len(phases) * (options.rounds + 1)
 
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            if bar:
-                bar(done / steps)
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if bar:
+            bar(done / steps)
 
+    theirs = peer.beside(lm, room) if options.peer else contextlib.nullcontext()
+    with theirs as engine, screen.progress(f"measuring {lm.quant}") as bar:
+        if engine:
+            engines[options.peer] = engine
         for phase, ctx, tokens in phases:
             samples = measure(engines, phase, ctx, tokens, options.rounds, tick)
-            yield row(lm, samples, phase, ctx, ours.bytes_per_token(phase), beside)
+            rows.append(row(lm, samples, phase, ctx, ours.bytes_per_token(phase), beside))
+    return rows
+
+
+def _room(lm: LM, phases: list[Phase]) -> int:
+    """Tokens that the longest phase takes, or an error where the model's context ends before."""
+    limit, longest = lm.model.cfg.max_context, 0
+    for phase, ctx, tokens in phases:
+        need = tokens if phase == "prefill" else ctx + tokens + 2
+        if need > limit and phase == "prefill":
+            raise RaloError(f"--prompt-tokens {tokens} is more than the model's context of {limit}")
+        if need > limit:
+            asked = f"decode at --ctx {ctx} with --tokens {tokens}"
+            raise RaloError(f"{asked} needs {need} tokens, the model's context is {limit}")
+        longest = max(longest, need)
+    return longest
 
 
 def _show(rows: list[dict[str, Any]], options: BenchOptions) -> None:
-    columns = ["phase", "ctx", "quant", "tok/s", "min … max", "read/token", "GB/s", "of stream", "RSS"]
+    columns = ["phase", "ctx", "quant", "tok/s", "min … max", "read/token", "GB/s", "of stream", "RSS / limit"]
     if options.peer:
         columns += [options.peer, "ralo / peer", "95 %"]
     shown = []
@@ -116,7 +130,7 @@ def _show(rows: list[dict[str, Any]], options: BenchOptions) -> None:
             screen.size(r["bytes_per_token"]),
             f"{r['gb_s']:.1f}",
             f"{r['bandwidth_share']:.0%}",
-            f"{r['rss_mb']:.0f} MB",
+            f"{r['rss_mb']:.0f} / {r['rss_limit_mb']:.0f} MB",
         ]
         if options.peer:
             a, b = r["vs_peer_ci95"]

@@ -15,28 +15,30 @@ from ralo.weights import build
 
 
 @dataclass(frozen=True)
-class PackOptions:
+class PackOptions(LoadOptions):
+    model: str = flag("mini", "mini, a Hugging Face directory or a .gguf file", short="-m")
+    kv: str = ""  # no flag here: a cache is not packed
     output: str = flag("", "directory to write; must not exist", short="-o", metavar="DIR")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, LoadOptions, PackOptions)
+    add_flags(parser, PackOptions)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    model, output = read_flags(LoadOptions, args), read_flags(PackOptions, args).output
-    if not output:
+    options = read_flags(PackOptions, args)
+    if not options.output:
         raise RaloError("-o DIR is missing: the directory to write")
-    to = Path(output)
+    to = Path(options.output)
     packed.unfinished(to)  # before the work, not after it
-    if packed.is_packed(Path(model.model)):
-        raise RaloError(f"{model.model}: is packed already")
-    cpu.setup(model.threads)
-    ckpt = loader.open_checkpoint(model.model)
+    if packed.is_packed(Path(options.model)):
+        raise RaloError(f"{options.model}: is packed already")
+    cpu.setup(options.threads)
+    ckpt = loader.open_checkpoint(options.model)
     ckpt.tokenizer()  # likewise
     with screen.progress("packing weights") as bar:
-        _, weights = build(ckpt, loader.DEFAULT_QUANT if model.quant == "auto" else model.quant, bar)
+        _, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar)
     packed.save(ckpt, weights, to)
     bytes_on_disk = sum(f.stat().st_size for f in to.iterdir())
     print(f"{to}: {weights.quant}, {screen.size(bytes_on_disk)}")

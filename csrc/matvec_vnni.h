@@ -1,0 +1,204 @@
+// One token with AVX-512 VNNI: int8 and int4 weights times x as bytes.
+// x times the scales is written as two signed bytes (hi * 256 + lo) against the largest of the block of channels, so a
+// product of bytes loses no more than float arithmetic would notice (relative error about 3e-5), outliers included.
+// Four rows are interleaved in registers; each 32-bit lane then sums four channels of one output.
+#pragma once
+#include <cmath>
+
+#include "matvec_floats.h"
+#include "vnni.h"
+
+namespace ISA {
+
+constexpr size_t kFold = 256;  // channels that share a step; also what keeps the sums far inside 32 bits
+
+struct Folded {
+  alignas(64) int32_t hi[kFold / 4][kGroups], lo[kFold / 4][kGroups];  // four channels' bytes in each
+  alignas(64) float zero[kGroups];                                     // what the weights' offset adds up to
+  float step;                                                          // value of one unit
+};
+
+// The largest |scale| of a channel's groups: as integers, bf16 magnitudes are ordered too.
+inline float largest_scale(const uint16_t* s, size_t groups) {
+  __m512i top = _mm512_setzero_si512();
+  for (size_t g = 0; g < groups; g += 32) {
+    const __mmask32 k = groups - g >= 32 ? ~0u : (1u << (groups - g)) - 1;
+    top = _mm512_max_epu16(top, _mm512_and_si512(_mm512_maskz_loadu_epi16(k, s + g), _mm512_set1_epi16(0x7fff)));
+  }
+  const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
+  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  // minpos finds the smallest of eight; the largest is the smallest of the complements
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+  return bf16_to_f32(static_cast<uint16_t>(~_mm_cvtsi128_si32(least)));
+}
+
+// Channels [c, c + n), n a multiple of 4, against groups [g0, g0 + groups). offset: what was added to the weights to
+// make them unsigned. A unit is the same for all groups of the block, so that no group needs a maximum of its own.
+// False: a value is not finite, and bytes cannot say so.
+inline bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t g0, size_t groups, float offset,
+                       Folded& f, Ahead& ahead) {
+  const size_t stride = w.groups();
+  const uint16_t* scales = w.scales + c * stride + g0;
+  float top = 0, units[kFold];
+  for (size_t i = 0; i < n; ++i) {
+    const float v = std::fabs(x[c + i]) * largest_scale(scales + i * stride, groups);
+    if (!(v <= 3e38f)) return false;
+    top = v > top ? v : top;
+  }
+  f.step = top / 32512.f;
+  const float inv = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
+  for (size_t i = 0; i < n; ++i) units[i] = x[c + i] * inv;
+  // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
+  const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
+  const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
+  const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
+                high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
+  for (size_t g = 0; g < groups; g += 16) {
+    const __mmask16 k = groups - g >= 16 ? 0xffff : static_cast<__mmask16>((1u << (groups - g)) - 1);
+    __m512i sum_hi = _mm512_setzero_si512(), sum_lo = sum_hi;
+    for (size_t q = 0; 4 * q < n; ++q) {
+      ahead.fetch(2);
+      __m512i u[4];
+      for (size_t j = 0; j < 4; ++j) {
+        const __m256i s = _mm256_maskz_loadu_epi16(k, scales + (4 * q + j) * stride + g);
+        const __m512 v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
+        // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
+        u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, _mm512_set1_ps(units[4 * q + j]), _mm512_set1_ps(128.f)));
+      }
+      const __mmask32 odd = 0xaaaaaaaa;
+      const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
+      const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
+      const __m512i hi = _mm512_permutex2var_epi8(a, high, b);
+      const __m512i lo = _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128));
+      _mm512_store_si512(&f.hi[q][g], hi);
+      _mm512_store_si512(&f.lo[q][g], lo);
+      sum_hi = _mm512_dpbusd_epi32(sum_hi, _mm512_set1_epi8(1), hi);
+      sum_lo = _mm512_dpbusd_epi32(sum_lo, _mm512_set1_epi8(1), lo);
+    }
+    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(sum_hi, 8), sum_lo);
+    _mm512_store_ps(f.zero + g, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(offset)));
+  }
+  return true;
+}
+
+struct Quad {
+  __m512i v[4];  // v[m] lane L: bytes 16 L + 4 m + (0..3) of the four rows, interleaved
+};
+inline Quad interleave(const uint8_t* r, size_t stride) {
+  const __m512i a = _mm512_loadu_si512(r), b = _mm512_loadu_si512(r + stride);
+  const __m512i c = _mm512_loadu_si512(r + 2 * stride), d = _mm512_loadu_si512(r + 3 * stride);
+  const __m512i ab = _mm512_unpacklo_epi8(a, b), AB = _mm512_unpackhi_epi8(a, b);
+  const __m512i cd = _mm512_unpacklo_epi8(c, d), CD = _mm512_unpackhi_epi8(c, d);
+  return {{_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd), _mm512_unpacklo_epi16(AB, CD),
+           _mm512_unpackhi_epi16(AB, CD)}};
+}
+// v[m] lane L -> out[L]: 16 outputs in their order.
+inline void in_order(const __m512* v, __m512* out) {
+  const __m512 a = _mm512_shuffle_f32x4(v[0], v[1], 0x44), b = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
+  const __m512 c = _mm512_shuffle_f32x4(v[0], v[1], 0xee), d = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
+  out[0] = _mm512_shuffle_f32x4(a, b, 0x88), out[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
+  out[2] = _mm512_shuffle_f32x4(c, d, 0x88), out[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
+inline void add_to(float* y, __m512 v, float zero, float step) {
+  v = _mm512_sub_ps(v, _mm512_set1_ps(zero));
+  _mm512_storeu_ps(y, _mm512_fmadd_ps(v, _mm512_set1_ps(step), _mm512_loadu_ps(y)));
+}
+inline __m512 digits(__m512i hi, __m512i lo) {
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(hi), _mm512_set1_ps(256.f), _mm512_cvtepi32_ps(lo));
+}
+
+// One 64-byte column of rows: sums (kSums, 4) of 16 lanes each; dot() adds four rows, flush() turns them into outputs.
+struct Int8Column {
+  using Row = Int8Row;
+  static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt8, kOutputs = 64;
+  static constexpr float kOffset = 128.f;
+  static void dot(__m512i a[kSums][4], const Quad& w, const Folded& f, size_t q, size_t g) {
+    const __m512i hi = _mm512_set1_epi32(f.hi[q][g]), lo = _mm512_set1_epi32(f.lo[q][g]);
+    for (size_t m = 0; m < 4; ++m) {
+      dot_bytes(a[0][m], w.v[m], hi);
+      dot_bytes(a[1][m], w.v[m], lo);
+    }
+  }
+  static void flush(const __m512i a[kSums][4], const Folded& f, size_t g, float* y) {
+    __m512 v[4], out[4];
+    for (size_t m = 0; m < 4; ++m) v[m] = digits(a[0][m], a[1][m]);
+    in_order(v, out);
+    for (size_t l = 0; l < 4; ++l) add_to(y + 16 * l, out[l], f.zero[g], f.step);
+  }
+};
+
+// Lane L of a column is group L: its low nibbles are 16 outputs, its high nibbles the next 16. Summing whole bytes and
+// the high nibbles alone needs one AND; the low nibbles are the difference, exact in integers.
+struct Int4Column {
+  using Row = Int4Row;
+  static constexpr size_t kTogether = 4, kSums = 4, kGroup = kGroupInt4, kOutputs = 128;
+  static constexpr float kOffset = 8.f;
+  static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return _mm512_permutexvar_epi32(lanes, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)four)));
+  }
+  static void dot(__m512i a[kSums][4], const Quad& w, const Folded& f, size_t q, size_t g) {
+    const __m512i hi = spread(&f.hi[q][g]), lo = spread(&f.lo[q][g]), mask = _mm512_set1_epi8(static_cast<char>(0xf0));
+    for (size_t m = 0; m < 4; ++m) {
+      const __m512i high = _mm512_and_si512(w.v[m], mask);
+      dot_bytes(a[0][m], w.v[m], hi);
+      dot_bytes(a[1][m], w.v[m], lo);
+      dot_bytes(a[2][m], high, hi);
+      dot_bytes(a[3][m], high, lo);
+    }
+  }
+  static void flush(const __m512i a[kSums][4], const Folded& f, size_t g, float* y) {
+    __m512 low[4], high[4], out[4];
+    for (size_t m = 0; m < 4; ++m) {
+      low[m] = digits(_mm512_sub_epi32(a[0][m], a[2][m]), _mm512_sub_epi32(a[1][m], a[3][m]));
+      high[m] = digits(_mm512_srai_epi32(a[2][m], 4), _mm512_srai_epi32(a[3][m], 4));
+    }
+    in_order(low, out);
+    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l, out[l], f.zero[g + l], f.step);
+    in_order(high, out);
+    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l + 16, out[l], f.zero[g + l], f.step);
+  }
+};
+
+// Outputs [o0, o1), whole columns, and channels [c0, c1), whole quads.
+template <class Column>
+void panel_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
+  constexpr size_t kColumns = kPanel / Column::kOutputs;
+  Folded f;
+  __m512i sums[kColumns][Column::kSums][4];
+  const size_t rb = w.row_bytes(), columns = (o1 - o0) / Column::kOutputs, first = o0 * 64 / Column::kOutputs;
+  const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
+  Ahead rows_ahead(w.data, rb, first, 64 * columns, c0);
+  Ahead scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, c0 + kFold);
+  for (size_t c = c0; c < c1; c += kFold) {
+    const size_t n = upto(c1 - c, kFold);
+    rows_ahead.limit = upto(c + 2 * kPass, w.ic);
+    scales_ahead.limit = upto(c + 2 * kFold, w.ic);
+    if (!fold_bytes(w, x, c, n, g0, groups, Column::kOffset, f, rows_ahead)) {
+      panel<typename Column::Row>(w, x, y, o0, o1, c, c + n);
+      continue;
+    }
+    std::memset(sums, 0, columns * sizeof sums[0]);
+    for (size_t i = 0; i < n; i += kPass) {
+      const size_t quads = upto(n - i, kPass) / 4;
+      const uint8_t* rows = w.data + (c + i) * rb + first;
+      rows_ahead.skip_to(c + i + kPass);
+      rows_ahead.limit = upto(c + i + 3 * kPass, w.ic);
+      scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
+      for (size_t col = 0; col < columns; ++col) {
+        __m512i a[Column::kSums][4];
+        std::memcpy(a, sums[col], sizeof a);
+        for (size_t q = 0; q < quads; ++q) {
+          rows_ahead.fetch(4);
+          Column::dot(a, interleave(rows + 4 * q * rb + 64 * col, rb), f, i / 4 + q,
+                      col * Column::kOutputs / Column::kGroup);
+        }
+        std::memcpy(sums[col], a, sizeof a);
+      }
+    }
+    for (size_t col = 0; col < columns; ++col)
+      Column::flush(sums[col], f, col * Column::kOutputs / Column::kGroup, y + o0 + col * Column::kOutputs);
+  }
+}
+
+}  // namespace ISA

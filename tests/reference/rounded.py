@@ -1,0 +1,104 @@
+"""What prefill rounds where the CPU is faster at it: products of bytes, and the precision of attention in words."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+LEVELS = {"avx512"}  # that round; the others stay exact
+BYTE_GROUP = 128  # channels that share a scale: of a token, and of an output
+TOO_SMALL = np.float32(1e-30)  # a largest magnitude below this counts as zero
+TILE_KEYS = 64  # keys whose values share scales, and whose weights are relative to the largest of them
+HALF = 0.51  # of a unit: what rounding costs, and the float32 quotient before it
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def groups(x: F32) -> F32:
+    """(rows, ic) -> (rows, groups, BYTE_GROUP), zero past ic."""
+    n = -(-x.shape[1] // BYTE_GROUP)
+    wide = np.zeros((len(x), n * BYTE_GROUP), np.float32)
+    wide[:, : x.shape[1]] = x
+    return wide.reshape(len(x), n, BYTE_GROUP)
+
+
+def units(top: F32) -> F32:
+    """Units in 1, where 127 of them are the largest magnitude."""
+    return np.where(top < TOO_SMALL, np.float32(0), np.float32(127) / np.maximum(top, TOO_SMALL))
+
+
+def byte_rows(x: F32) -> tuple[F64, F64]:
+    """Activations (T, ic) as whole numbers (T, groups, BYTE_GROUP) and their scales (T, groups)."""
+    x = groups(x)
+    top = np.abs(x).max(-1)
+    return np.rint(x * units(top)[..., None]).astype(np.float64), (top / np.float32(127)).astype(np.float64)
+
+
+def byte_weights(dense: F64) -> tuple[F64, F64]:
+    """The same for weights (oc, ic), which the kernel moves up by 128 before it rounds, in one operation."""
+    w = groups(dense.astype(np.float32))
+    top = np.abs(w).max(-1)
+    moved = (w.astype(np.float64) * units(top)[..., None] + 128).astype(np.float32)
+    return np.rint(moved).astype(np.float64) - 128, (top * (np.float32(1) / np.float32(127))).astype(np.float64)
+
+
+def byte_product(dense: F64, x: F32) -> tuple[F64, F64]:
+    """x (T, ic) -> (T, oc), and the sum of the magnitudes of what each group of channels adds to it."""
+    (a, a_scale), (b, b_scale) = byte_rows(x), byte_weights(dense)
+    terms = np.einsum("tgi,ogi->gto", a, b, optimize=True)
+    terms *= a_scale.T[:, :, None] * b_scale.T[:, None, :]
+    return terms.sum(0), np.abs(terms).sum(0)
+
+
+def byte_error(dense: F64, x: F32) -> F64:
+    """What bytes may cost (T, oc): half a unit of every activation times its weight, and the other way round."""
+    x, w = groups(x).astype(np.float64), groups(dense.astype(np.float32)).astype(np.float64)
+    x_unit, w_unit = (np.abs(a).max(-1) / 127 for a in (x, w))
+    x_sum, w_sum = (np.abs(a).sum(-1) for a in (x, w))
+    own = x_unit @ w_sum.T + x_sum @ w_unit.T
+    return HALF * own + HALF**2 * BYTE_GROUP * (x_unit @ w_unit.T) + TOO_SMALL * w_sum.sum(-1)
+
+
+# ---------------------------------------------------------------- words
+
+
+def word_limit(padded: int) -> int:
+    """The largest word: `padded` products of two of them fit 32 bits."""
+    return int(((2**31 - 1) / padded) ** 0.5)
+
+
+def attend_error(q: F32, k: F64, v: F64, past: int, window: int, scale: float) -> F64:
+    """What 16-bit words may change in the attention of tests/reference/attention.py (T, H, E), float32 aside.
+
+    Queries and keys are rounded to word_limit(E padded) of their largest, which a weight feels as a power of e, once
+    above and once below the fraction bar; the result moves by that share of the values' spread around it. Weights are
+    rounded to 2^-14 of the largest among TILE_KEYS, values to 1 / 2047 of the largest of their column there.
+    """
+    tokens, heads, e = q.shape
+    n, group, limit = past + tokens, heads // k.shape[1], word_limit(-(-e // 16) * 16)
+    at, key = past + np.arange(tokens)[:, None], np.arange(n)[None, :]
+    seen = (key <= at) & ((key > at - window) if window else True)  # (T, n)
+    starts = np.arange(0, n, TILE_KEYS)
+    out = np.empty(q.shape)
+    for head in range(heads):
+        k_head, v_head = k[:n, head // group], v[:n, head // group]  # (n, E)
+        q_head = q[:, head].astype(np.float64) * scale
+        scores = np.where(seen, q_head @ k_head.T, -np.inf)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        weights /= weights.sum(1, keepdims=True)
+
+        (q_unit, q_sum), (k_unit, k_sum) = ((np.abs(a).max(1) / limit, np.abs(a).sum(1)) for a in (q_head, k_head))
+        off = HALF * (np.outer(q_unit, k_sum) + np.outer(q_sum, k_unit)) + HALF**2 * e * np.outer(q_unit, k_unit)
+        off += 4e-6  # the power of two
+        power = 2 * np.where(seen, off, 0).max(1, keepdims=True)  # (T, 1)
+        spread = np.sqrt(np.maximum(weights @ v_head**2 - (weights @ v_head) ** 2, 0))
+
+        peak = np.repeat(np.maximum.reduceat(weights, starts, axis=1), TILE_KEYS, axis=1)[:, :n]
+        top = np.repeat(np.maximum.reduceat(np.abs(v_head), starts, axis=0), TILE_KEYS, axis=0)[:n]
+        rounded = HALF * 2.0**-14 * np.where(seen, peak, 0) @ np.abs(v_head) + HALF / 2047 * weights @ top
+        out[:, head] = np.expm1(power) * spread + np.exp(power) * rounded
+    return out
