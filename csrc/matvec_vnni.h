@@ -10,7 +10,8 @@
 
 namespace ISA {
 
-constexpr size_t kFold = 256;  // channels that share a step; also what keeps the sums far inside 32 bits
+constexpr size_t kFold = 256;  // channels that share a step
+static_assert(kFold * 255 * 32512 < 1ull << 31, "sums fit 32 bits");
 
 struct Folded {
   alignas(64) int32_t hi[kFold / 4][kGroups], lo[kFold / 4][kGroups];  // four channels' bytes in each
@@ -103,25 +104,23 @@ inline void add_to(float* y, __m512 v, float zero, float step) {
   v = _mm512_sub_ps(v, _mm512_set1_ps(zero));
   _mm512_storeu_ps(y, _mm512_fmadd_ps(v, _mm512_set1_ps(step), _mm512_loadu_ps(y)));
 }
-inline __m512 digits(__m512i hi, __m512i lo) {
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(hi), _mm512_set1_ps(256.f), _mm512_cvtepi32_ps(lo));
-}
 
-// One 64-byte column of rows: sums (kSums, 4) of 16 lanes each; dot() adds four rows, flush() turns them into outputs.
+// One 64-byte column of rows. dot() adds four rows to sums of the high and of the low bytes (kSums, 2, 4) of 16 lanes
+// each; flush() turns sums of both (kSums, 4) into outputs.
 struct Int8Column {
   using Row = Int8Row;
-  static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt8, kOutputs = 64;
+  static constexpr size_t kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64;
   static constexpr float kOffset = 128.f;
-  static void dot(__m512i a[kSums][4], const Quad& w, const Folded& f, size_t q, size_t g) {
+  static void dot(__m512i a[kSums][2][4], const Quad& w, const Folded& f, size_t q, size_t g) {
     const __m512i hi = _mm512_set1_epi32(f.hi[q][g]), lo = _mm512_set1_epi32(f.lo[q][g]);
     for (size_t m = 0; m < 4; ++m) {
-      dot_bytes(a[0][m], w.v[m], hi);
-      dot_bytes(a[1][m], w.v[m], lo);
+      dot_bytes(a[0][0][m], w.v[m], hi);
+      dot_bytes(a[0][1][m], w.v[m], lo);
     }
   }
   static void flush(const __m512i a[kSums][4], const Folded& f, size_t g, float* y) {
     __m512 v[4], out[4];
-    for (size_t m = 0; m < 4; ++m) v[m] = digits(a[0][m], a[1][m]);
+    for (size_t m = 0; m < 4; ++m) v[m] = _mm512_cvtepi32_ps(a[0][m]);
     in_order(v, out);
     for (size_t l = 0; l < 4; ++l) add_to(y + 16 * l, out[l], f.zero[g], f.step);
   }
@@ -131,27 +130,27 @@ struct Int8Column {
 // the high nibbles alone needs one AND; the low nibbles are the difference, exact in integers.
 struct Int4Column {
   using Row = Int4Row;
-  static constexpr size_t kTogether = 4, kSums = 4, kGroup = kGroupInt4, kOutputs = 128;
+  static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128;
   static constexpr float kOffset = 8.f;
   static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
     const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_permutexvar_epi32(lanes, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)four)));
   }
-  static void dot(__m512i a[kSums][4], const Quad& w, const Folded& f, size_t q, size_t g) {
+  static void dot(__m512i a[kSums][2][4], const Quad& w, const Folded& f, size_t q, size_t g) {
     const __m512i hi = spread(&f.hi[q][g]), lo = spread(&f.lo[q][g]), mask = _mm512_set1_epi8(static_cast<char>(0xf0));
     for (size_t m = 0; m < 4; ++m) {
       const __m512i high = _mm512_and_si512(w.v[m], mask);
-      dot_bytes(a[0][m], w.v[m], hi);
-      dot_bytes(a[1][m], w.v[m], lo);
-      dot_bytes(a[2][m], high, hi);
-      dot_bytes(a[3][m], high, lo);
+      dot_bytes(a[0][0][m], w.v[m], hi);
+      dot_bytes(a[0][1][m], w.v[m], lo);
+      dot_bytes(a[1][0][m], high, hi);
+      dot_bytes(a[1][1][m], high, lo);
     }
   }
   static void flush(const __m512i a[kSums][4], const Folded& f, size_t g, float* y) {
     __m512 low[4], high[4], out[4];
     for (size_t m = 0; m < 4; ++m) {
-      low[m] = digits(_mm512_sub_epi32(a[0][m], a[2][m]), _mm512_sub_epi32(a[1][m], a[3][m]));
-      high[m] = digits(_mm512_srai_epi32(a[2][m], 4), _mm512_srai_epi32(a[3][m], 4));
+      low[m] = _mm512_cvtepi32_ps(_mm512_sub_epi32(a[0][m], a[1][m]));
+      high[m] = _mm512_cvtepi32_ps(_mm512_srai_epi32(a[1][m], 4));
     }
     in_order(low, out);
     for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l, out[l], f.zero[g + l], f.step);
@@ -186,14 +185,21 @@ void panel_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, s
       rows_ahead.limit = upto(c + i + 3 * kPass, w.ic);
       scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
       for (size_t col = 0; col < columns; ++col) {
-        __m512i a[Column::kSums][4];
-        std::memcpy(a, sums[col], sizeof a);
+        __m512i a[Column::kSums][2][4];
+        each<Column::kSums>(
+            [&](auto s) INLINE { each<4>([&](auto m) INLINE { a[s][0][m] = a[s][1][m] = _mm512_setzero_si512(); }); });
         for (size_t q = 0; q < quads; ++q) {
           rows_ahead.fetch(4);
           Column::dot(a, interleave(rows + 4 * q * rb + 64 * col, rb), f, i / 4 + q,
                       col * Column::kOutputs / Column::kGroup);
         }
-        std::memcpy(sums[col], a, sizeof a);
+        // Both bytes together still fit 32 bits, and half as many sums go to memory and back.
+        each<Column::kSums>([&](auto s) INLINE {
+          each<4>([&](auto m) INLINE {
+            const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(a[s][0][m], 8), a[s][1][m]);
+            sums[col][s][m] = _mm512_add_epi32(sums[col][s][m], both);
+          });
+        });
       }
     }
     for (size_t col = 0; col < columns; ++col)
