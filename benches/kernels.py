@@ -1,4 +1,5 @@
 """Kernel speeds by shape, precision, ISA level and threads: bytes of weights per second beside the plain read speed.
+And the time with a random half of the channels, as a share of the time with all of them.
 
 Leaves out: mask building, Python between kernels, attention. Each matrix exists in enough copies to be out of cache.
 Run: python benches/kernels.py [--shape 2048x8192] [--rounds 9]
@@ -37,14 +38,22 @@ def seconds(matrices: list[Matrix], x: np.ndarray) -> float:
     return (time.perf_counter() - clock) / len(matrices)
 
 
+def seconds_some(matrices: list[Matrix], x: np.ndarray, channels: np.ndarray) -> float:
+    y = np.empty(matrices[0].oc, np.float32)
+    clock = time.perf_counter()
+    for matrix in matrices:
+        matrix.core.apply_some(x[0], channels, y)
+    return (time.perf_counter() - clock) / len(matrices)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", action="append", help="ICxOC, repeatable")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     buffer = np.ones(STREAM_WORDS, np.uint64)
-    names = ("shape", "quant", "level", "threads", "us", "GB/s", "share", "prefill GMAC/s")
-    print("{:>10} {:>5} {:>6} {:>7} {:>8} {:>6} {:>6} {:>15}".format(*names))
+    names = ("shape", "quant", "level", "threads", "us", "GB/s", "share", "half", "prefill GMAC/s")
+    print("{:>10} {:>5} {:>6} {:>7} {:>8} {:>6} {:>6} {:>6} {:>15}".format(*names))
     for shape in args.shape or SHAPES:
         ic, oc = (int(n) for n in shape.split("x"))
         for quant in QUANTS:
@@ -55,11 +64,18 @@ def main() -> None:
                 for threads in sorted({1, default_threads()}):
                     _core.set_threads(threads)
                     one, many = np.ones((1, ic), np.float32), np.ones((256, ic), np.float32)
-                    rounds = [(seconds(copies, one), stream_gb_s(buffer)) for _ in range(args.rounds)]
-                    took = statistics.median(t for t, _ in rounds)
-                    share = statistics.median(first.nbytes / t / 1e9 / s for t, s in rounds)
+                    half = np.sort(np.random.default_rng(0).permutation(ic)[: ic // 2]).astype(np.uint32)
+                    rounds = [
+                        (seconds(copies, one), seconds_some(copies, one, half), stream_gb_s(buffer))
+                        for _ in range(args.rounds)
+                    ]
+                    took = statistics.median(t for t, _, _ in rounds)
+                    of_dense = statistics.median(h / t for t, h, _ in rounds)
+                    share = statistics.median(first.nbytes / t / 1e9 / s for t, _, s in rounds)
                     gmac = 256 * ic * oc / statistics.median(seconds([first], many) for _ in range(3)) / 1e9
-                    speed = f"{took * 1e6:8.1f} {first.nbytes / took / 1e9:6.1f} {share:6.0%} {gmac:15.0f}"
+                    speed = (
+                        f"{took * 1e6:8.1f} {first.nbytes / took / 1e9:6.1f} {share:6.0%} {of_dense:6.2f} {gmac:15.0f}"
+                    )
                     print(f"{shape:>10} {quant:>5} {level:>6} {threads:>7} {speed}", flush=True)
 
 

@@ -24,7 +24,14 @@ struct Mat {
     return quant == Quant::f32 ? oc * 4 : quant == Quant::bf16 ? oc * 2 : quant == Quant::int8 ? oc : oc / 2;
   }
   size_t groups() const { return quant == Quant::int8 ? oc / kGroupInt8 : quant == Quant::int4 ? oc / kGroupInt4 : 0; }
-  size_t bytes() const { return ic * (row_bytes() + groups() * 2); }
+  size_t channel_bytes() const { return row_bytes() + groups() * 2; }
+  size_t bytes() const { return ic * channel_bytes(); }
+};
+
+// The input channels of a matrix that are computed: all of them, or those of an ascending list. The rest is not read.
+struct Channels {
+  const uint32_t* list;  // (count) or null: all
+  size_t count;
 };
 
 // How several tokens at once are multiplied. `rounded`: where the CPU is faster at it, activations beside int8 and int4

@@ -39,37 +39,37 @@ void start(const float* bias, float* y, size_t o0, size_t o1) {
 struct Cut {
   size_t outputs, channels;  // parts
 };
-Cut cut(const Mat& w) {
+Cut cut(const Mat& w, size_t count) {
   constexpr size_t kTask = 128 << 10;  // bytes worth handing to a thread
   const size_t outputs = (w.oc + kPanel - 1) / kPanel;
+  const size_t bytes = count * w.channel_bytes();
   size_t channels = 1;
-  while (channels * outputs < 64 && w.bytes() / (channels * outputs) > kTask && w.ic / (2 * channels) >= 64)
-    channels *= 2;
+  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= 64) channels *= 2;
   return {outputs, std::min<size_t>(channels, 8)};
 }
 
-void apply_one(const Mat& w, const float* bias, const float* x, float* y, bool add) {
+void apply_one(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
   const auto kernel = table(w.quant).matvec;
-  const Cut parts = cut(w);
+  const Cut parts = cut(w, c.count);
   const size_t blocks = w.oc / kPad, n = parts.outputs * parts.channels, tasks = std::min(n, threads());
   static thread_local Buffer<float> others;
   float* sums = others.get((parts.channels - 1) * w.oc);  // (channel parts - 1, oc): the first part's go to y itself
   if (!add) start(bias, y, 0, w.oc);
   const auto channel = [&](size_t part) {
-    return part == parts.channels ? w.ic : w.ic * part / parts.channels / 16 * 16;
+    return part == parts.channels ? c.count : c.count * part / parts.channels / 16 * 16;
   };
   // A thread takes neighbouring parts, so that it reads on where it was reading.
   parallel(tasks, [&](size_t task, size_t) {
     for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part) {
-      const size_t o = part / parts.channels, c = part % parts.channels;
+      const size_t o = part / parts.channels, run = part % parts.channels;
       const size_t o0 = blocks * o / parts.outputs * kPad, o1 = blocks * (o + 1) / parts.outputs * kPad;
-      float* to = c == 0 ? y : sums + (c - 1) * w.oc;
-      if (c > 0) start(nullptr, to, o0, o1);
-      kernel(w, x, to, o0, o1, channel(c), channel(c + 1));
+      float* to = run == 0 ? y : sums + (run - 1) * w.oc;
+      if (run > 0) start(nullptr, to, o0, o1);
+      kernel(w, c, x, to, o0, o1, channel(run), channel(run + 1));
     }
   });
-  for (size_t c = 1; c < parts.channels; ++c)
-    for (size_t o = 0; o < w.oc; ++o) y[o] += sums[(c - 1) * w.oc + o];
+  for (size_t run = 1; run < parts.channels; ++run)
+    for (size_t o = 0; o < w.oc; ++o) y[o] += sums[(run - 1) * w.oc + o];
   if (add && bias)
     for (size_t o = 0; o < w.oc; ++o) y[o] += bias[o];
 }
@@ -109,12 +109,17 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
   if (tokens == 0) return 0;
   const bool quantised = w.quant == Quant::int8 || w.quant == Quant::int4;
   if (tokens == 1)
-    apply_one(w, bias, x, y, add);
+    apply_one(w, {nullptr, w.ic}, bias, x, y, add);
   else if (many == Many::rounded && quantised && kernels().bytes_pay())
     apply_bytes(w, bias, x, tokens, y, add);
   else
     apply_many(w, bias, x, tokens, y, add);
   return w.bytes();
+}
+
+size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
+  apply_one(w, c, bias, x, y, add);
+  return c.count * w.channel_bytes();
 }
 
 bool pack(const float* rows, size_t n, const Mat& w, size_t o0) {

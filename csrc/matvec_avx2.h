@@ -42,14 +42,15 @@ inline float largest_scale(const uint16_t* s, size_t groups) {
   return bf16_to_f32(top);
 }
 
-// Channels [c, c + n), n even, against groups [g0, g0 + groups). False: a value is not finite, and bytes cannot say so.
-inline bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t g0, size_t groups, Folded& f,
-                       Ahead& ahead) {
-  const size_t stride = w.groups();
-  const uint16_t* scales = w.scales + c * stride + g0;
+// Channels pick(i0) to pick(i0 + n - 1), n even, against groups [g0, g0 + groups). False: a value is not finite, and
+// bytes cannot say so.
+template <class Pick>
+bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, size_t g0, size_t groups, Folded& f,
+                Ahead<Pick>& ahead) {
+  const auto scales = [&](size_t i) { return w.scales + pick(i0 + i) * w.groups() + g0; };
   float top = 0;
   for (size_t i = 0; i < n; ++i) {
-    const float v = std::fabs(x[c + i]) * largest_scale(scales + i * stride, groups);
+    const float v = std::fabs(x[pick(i0 + i)]) * largest_scale(scales(i), groups);
     if (!(v <= 3e38f)) return false;
     top = v > top ? v : top;
   }
@@ -64,7 +65,7 @@ inline bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t 
       ahead.fetch(1);
       __m256i u[2];
       for (size_t j = 0; j < 2; ++j) {
-        const V unit = set1(x[c + 2 * p + j] * inv), s = scales_at(scales + (2 * p + j) * stride + g, groups - g);
+        const V unit = set1(x[pick(i0 + 2 * p + j)] * inv), s = scales_at(scales(2 * p + j) + g, groups - g);
         // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
         u[j] = _mm256_cvtps_epi32(fma(s, unit, set1(128.f)));
       }
@@ -105,14 +106,15 @@ inline void add_sums(__m256i hi, __m256i lo, V step, float* first, float* second
   store(second, fma(_mm256_cvtepi32_ps(_mm256_permute2x128_si256(a, b, 0x31)), step, load(second)));
 }
 
-// Pairs [p0, p0 + pairs) of one column of 64 outputs, rows rb apart.
-inline void dot_pairs(const uint8_t* rows, size_t rb, size_t pairs, const Folded& f, size_t p0, size_t g, float* y) {
+// Pairs [p0, p0 + pairs) of one column of 64 outputs, `at` bytes into the rows.
+template <class Rows>
+inline void dot_pairs(const Rows& rows, size_t at, size_t pairs, const Folded& f, size_t p0, size_t g, float* y) {
   const __m256i nibble = _mm256_set1_epi8(15);
   __m256i hi[4], lo[4];  // low nibbles of the first and the last 8 bytes of each half, then the high ones
   for (size_t i = 0; i < 4; ++i) hi[i] = lo[i] = _mm256_setzero_si256();
   for (size_t p = 0; p < pairs; ++p) {
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + 2 * p * rb));
-    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + (2 * p + 1) * rb));
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[2 * p] + at));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[2 * p + 1] + at));
     const __m256i ab = _mm256_unpacklo_epi8(a, b), cd = _mm256_unpackhi_epi8(a, b);
     const __m256i w[4] = {_mm256_and_si256(ab, nibble), _mm256_and_si256(cd, nibble),
                           _mm256_and_si256(_mm256_srli_epi16(ab, 4), nibble),
@@ -127,29 +129,30 @@ inline void dot_pairs(const uint8_t* rows, size_t rb, size_t pairs, const Folded
   for (size_t i = 0; i < 4; ++i) add_sums(hi[i], lo[i], step, y + 8 * i, y + kGroupInt4 + 8 * i);
 }
 
-// Outputs [o0, o1), whole columns, and channels [c0, c1), whole pairs.
-template <class Column>
-void panel_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
+// Outputs [o0, o1), whole columns; channels pick(i0) to pick(i1 - 1), whole pairs, of `count` in all.
+template <class Column, class Pick>
+void panel_bytes(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,
+                 size_t i1) {
   Folded f;
   const size_t rb = w.row_bytes(), g0 = o0 / kGroupInt4, groups = (o1 - o0) / kGroupInt4;
-  Ahead rows_ahead(w.data, rb, o0 / 2, (o1 - o0) / 2, c0);
-  Ahead scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, c0 + kFold);
-  for (size_t c = c0; c < c1; c += kFold) {
-    const size_t n = upto(c1 - c, kFold);
-    rows_ahead.limit = upto(c + 2 * kPass, w.ic);
-    scales_ahead.limit = upto(c + 2 * kFold, w.ic);
-    if (!fold_bytes(w, x, c, n, g0, groups, f, rows_ahead)) {
-      panel<Int4Row>(w, x, y, o0, o1, c, c + n);
+  Ahead<Pick> rows_ahead(w.data, rb, o0 / 2, (o1 - o0) / 2, pick, i0);
+  Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
+  for (size_t c = i0; c < i1; c += kFold) {
+    const size_t n = upto(i1 - c, kFold);
+    rows_ahead.move(c, upto(c + 2 * kPass, count));
+    scales_ahead.move(c + kFold, upto(c + 2 * kFold, count));
+    if (!fold_bytes(w, pick, x, c, n, g0, groups, f, rows_ahead)) {
+      panel<Int4Row>(w, pick, count, x, y, o0, o1, c, c + n);
       continue;
     }
     for (size_t o = o0; o < o1; o += kLanes) store(y + o, sub(load(y + o), set1(f.zero[(o - o0) / kGroupInt4])));
     for (size_t i = 0; i < n; i += kPass) {
-      rows_ahead.skip_to(c + i + kPass);
-      rows_ahead.limit = upto(c + i + 3 * kPass, w.ic);
+      const RowsAt<Pick, kPass> rows(w.data, rb, 0, pick, c + i, upto(n - i, kPass));
+      rows_ahead.move(c + i + kPass, upto(c + i + 3 * kPass, count));
       scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
       for (size_t o = o0; o < o1; o += Column::kOutputs) {
         rows_ahead.fetch(kPass / 2);
-        dot_pairs(w.data + (c + i) * rb + o / 2, rb, upto(n - i, kPass) / 2, f, i / 2, (o - o0) / kGroupInt4, y + o);
+        dot_pairs(rows, o / 2, upto(n - i, kPass) / 2, f, i / 2, (o - o0) / kGroupInt4, y + o);
       }
     }
   }

@@ -33,22 +33,22 @@ inline float largest_scale(const uint16_t* s, size_t groups) {
   return bf16_to_f32(static_cast<uint16_t>(~_mm_cvtsi128_si32(least)));
 }
 
-// Channels [c, c + n), n a multiple of 4, against groups [g0, g0 + groups). offset: what was added to the weights to
-// make them unsigned. A unit is the same for all groups of the block, so that no group needs a maximum of its own.
-// False: a value is not finite, and bytes cannot say so.
-inline bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t g0, size_t groups, float offset,
-                       Folded& f, Ahead& ahead) {
-  const size_t stride = w.groups();
-  const uint16_t* scales = w.scales + c * stride + g0;
+// Channels pick(i0) to pick(i0 + n - 1), n a multiple of 4, against groups [g0, g0 + groups). offset: what was added to
+// the weights to make them unsigned. A unit is the same for all groups of the block, so that no group needs a maximum
+// of its own. False: a value is not finite, and bytes cannot say so.
+template <class Pick>
+bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, size_t g0, size_t groups, float offset,
+                Folded& f, Ahead<Pick>& ahead) {
+  const auto scales = [&](size_t i) { return w.scales + pick(i0 + i) * w.groups() + g0; };
   float top = 0, units[kFold];
   for (size_t i = 0; i < n; ++i) {
-    const float v = std::fabs(x[c + i]) * largest_scale(scales + i * stride, groups);
+    const float v = std::fabs(x[pick(i0 + i)]) * largest_scale(scales(i), groups);
     if (!(v <= 3e38f)) return false;
     top = v > top ? v : top;
   }
   f.step = top / 32512.f;
   const float inv = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
-  for (size_t i = 0; i < n; ++i) units[i] = x[c + i] * inv;
+  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)] * inv;
   // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
   const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
@@ -61,7 +61,7 @@ inline bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t 
       ahead.fetch(2);
       __m512i u[4];
       for (size_t j = 0; j < 4; ++j) {
-        const __m256i s = _mm256_maskz_loadu_epi16(k, scales + (4 * q + j) * stride + g);
+        const __m256i s = _mm256_maskz_loadu_epi16(k, scales(4 * q + j) + g);
         const __m512 v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
         // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
         u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, _mm512_set1_ps(units[4 * q + j]), _mm512_set1_ps(128.f)));
@@ -85,9 +85,10 @@ inline bool fold_bytes(const Mat& w, const float* x, size_t c, size_t n, size_t 
 struct Quad {
   __m512i v[4];  // v[m] lane L: bytes 16 L + 4 m + (0..3) of the four rows, interleaved
 };
-inline Quad interleave(const uint8_t* r, size_t stride) {
-  const __m512i a = _mm512_loadu_si512(r), b = _mm512_loadu_si512(r + stride);
-  const __m512i c = _mm512_loadu_si512(r + 2 * stride), d = _mm512_loadu_si512(r + 3 * stride);
+template <class Rows>
+inline Quad interleave(const Rows& rows, size_t r, size_t at) {
+  const __m512i a = _mm512_loadu_si512(rows[r] + at), b = _mm512_loadu_si512(rows[r + 1] + at);
+  const __m512i c = _mm512_loadu_si512(rows[r + 2] + at), d = _mm512_loadu_si512(rows[r + 3] + at);
   const __m512i ab = _mm512_unpacklo_epi8(a, b), AB = _mm512_unpackhi_epi8(a, b);
   const __m512i cd = _mm512_unpacklo_epi8(c, d), CD = _mm512_unpackhi_epi8(c, d);
   return {{_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd), _mm512_unpacklo_epi16(AB, CD),
@@ -159,30 +160,30 @@ struct Int4Column {
   }
 };
 
-// Outputs [o0, o1), whole columns, and channels [c0, c1), whole quads.
-template <class Column>
-void panel_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
+// Outputs [o0, o1), whole columns; channels pick(i0) to pick(i1 - 1), whole quads, of `count` in all.
+template <class Column, class Pick>
+void panel_bytes(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,
+                 size_t i1) {
   constexpr size_t kColumns = kPanel / Column::kOutputs;
   Folded f;
   __m512i sums[kColumns][Column::kSums][4];
   const size_t rb = w.row_bytes(), columns = (o1 - o0) / Column::kOutputs, first = o0 * 64 / Column::kOutputs;
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
-  Ahead rows_ahead(w.data, rb, first, 64 * columns, c0);
-  Ahead scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, c0 + kFold);
-  for (size_t c = c0; c < c1; c += kFold) {
-    const size_t n = upto(c1 - c, kFold);
-    rows_ahead.limit = upto(c + 2 * kPass, w.ic);
-    scales_ahead.limit = upto(c + 2 * kFold, w.ic);
-    if (!fold_bytes(w, x, c, n, g0, groups, Column::kOffset, f, rows_ahead)) {
-      panel<typename Column::Row>(w, x, y, o0, o1, c, c + n);
+  Ahead<Pick> rows_ahead(w.data, rb, first, 64 * columns, pick, i0);
+  Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
+  for (size_t c = i0; c < i1; c += kFold) {
+    const size_t n = upto(i1 - c, kFold);
+    rows_ahead.move(c, upto(c + 2 * kPass, count));
+    scales_ahead.move(c + kFold, upto(c + 2 * kFold, count));
+    if (!fold_bytes(w, pick, x, c, n, g0, groups, Column::kOffset, f, rows_ahead)) {
+      panel<typename Column::Row>(w, pick, count, x, y, o0, o1, c, c + n);
       continue;
     }
     std::memset(sums, 0, columns * sizeof sums[0]);
     for (size_t i = 0; i < n; i += kPass) {
       const size_t quads = upto(n - i, kPass) / 4;
-      const uint8_t* rows = w.data + (c + i) * rb + first;
-      rows_ahead.skip_to(c + i + kPass);
-      rows_ahead.limit = upto(c + i + 3 * kPass, w.ic);
+      const RowsAt<Pick, kPass> rows(w.data, rb, first, pick, c + i, 4 * quads);
+      rows_ahead.move(c + i + kPass, upto(c + i + 3 * kPass, count));
       scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
       for (size_t col = 0; col < columns; ++col) {
         __m512i a[Column::kSums][2][4];
@@ -190,8 +191,7 @@ void panel_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, s
             [&](auto s) INLINE { each<4>([&](auto m) INLINE { a[s][0][m] = a[s][1][m] = _mm512_setzero_si512(); }); });
         for (size_t q = 0; q < quads; ++q) {
           rows_ahead.fetch(4);
-          Column::dot(a, interleave(rows + 4 * q * rb + 64 * col, rb), f, i / 4 + q,
-                      col * Column::kOutputs / Column::kGroup);
+          Column::dot(a, interleave(rows, 4 * q, 64 * col), f, i / 4 + q, col * Column::kOutputs / Column::kGroup);
         }
         // Both bytes together still fit 32 bits, and half as many sums go to memory and back.
         each<Column::kSums>([&](auto s) INLINE {

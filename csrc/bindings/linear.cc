@@ -1,6 +1,7 @@
 // Packed matrices: construction with every size checked once, application, packing.
 #include "linear.h"
 
+#include "buffer.h"
 #include "objects.h"
 
 namespace {
@@ -45,6 +46,16 @@ size_t Matrix::apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool 
   return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add, many(exact));
 }
 
+size_t Matrix::apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y,
+                          bool add) const {
+  need(x.shape(0) == w.ic && y.shape(0) == w.oc, "x must be (ic,), y (oc,)");
+  const Channels c{channels.data(), channels.shape(0)};
+  for (size_t i = 0; i < c.count; ++i)
+    need(c.list[i] < w.ic && (i == 0 || c.list[i - 1] < c.list[i]), "channels must ascend and be below ic");
+  nb::gil_scoped_release release;
+  return ::apply_some(w, c, bias ? bias->data() : nullptr, x.data(), y.data(), add);
+}
+
 namespace {
 
 bool pack_rows(const std::string& quant, Array<const float, 2> rows, size_t oc, size_t o0, Array<uint8_t, 2> data,
@@ -56,6 +67,33 @@ bool pack_rows(const std::string& quant, Array<const float, 2> rows, size_t oc, 
   w.scales = scales ? scales->data() : nullptr;
   nb::gil_scoped_release release;
   return pack(rows.data(), rows.shape(0), w, o0);
+}
+
+using Norms = std::optional<Array<const float, 1>>;
+
+template <class Select>
+size_t selected(Array<const float, 1> x, const Norms& norms, Array<uint32_t, 1> out, Select&& select) {
+  const size_t n = x.shape(0);
+  need(out.shape(0) == n && (!norms || norms->shape(0) == n), "x, norms and out must be of one length");
+  static thread_local Buffer<uint32_t> score;
+  uint32_t* scratch = score.get(n);
+  nb::gil_scoped_release release;
+  return select(x.data(), norms ? norms->data() : nullptr, n, scratch, out.data());
+}
+
+size_t select_top(Array<const float, 1> x, Norms norms, size_t k, Array<uint32_t, 1> out) {
+  need(k <= x.shape(0), "k must be at most the number of channels");
+  if (k == 0) return 0;
+  return selected(x, norms, out, [&](const float* v, const float* w, size_t n, uint32_t* score, uint32_t* to) {
+    return kernels().select_top(v, w, n, k, score, to);
+  });
+}
+
+size_t select_above(Array<const float, 1> x, Norms norms, float least, Array<uint32_t, 1> out) {
+  need(least >= 0, "the least score must not be negative");
+  return selected(x, norms, out, [&](const float* v, const float* w, size_t n, uint32_t* score, uint32_t* to) {
+    return kernels().select_above(v, w, n, least, score, to);
+  });
 }
 
 }  // namespace
@@ -72,10 +110,16 @@ void bind_linear(nb::module_& m) {
       nb::arg("oc"), "Scales of one input channel");
   m.def("pack", pack_rows, nb::arg("quant"), array("rows"), nb::arg("oc"), nb::arg("o0"), array("data"),
         array("scales").none(), "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
+  m.def("select_top", select_top, array("x"), array("norms").none(), nb::arg("k"), array("out"),
+        "The k channels with the largest |x| * norm, ascending, into out; how many");
+  m.def("select_above", select_above, array("x"), array("norms").none(), nb::arg("least"), array("out"),
+        "The channels with |x| * norm of at least `least`, ascending, into out; how many");
   nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
       .def(nb::init<const std::string&, size_t, size_t, Array<const uint8_t, 2>, ConstScales, Bias>(), nb::arg("quant"),
            nb::arg("ic"), nb::arg("oc"), array("data"), array("scales").none(), array("bias").none())
       .def("apply", &Matrix::apply, array("x"), array("y"), nb::arg("add") = false, nb::arg("exact") = true,
            "y = x W + bias, or y += where add; not exact: activations of several tokens may be rounded to bytes. "
-           "Returns the bytes of weights read");
+           "Returns the bytes of weights read")
+      .def("apply_some", &Matrix::apply_some, array("x"), array("channels"), array("y"), nb::arg("add") = false,
+           "One token, of its input channels only those of an ascending list: the rest is not read");
 }

@@ -17,6 +17,7 @@ struct Matrix {
   Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
          Bias bias_);
   size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const;
+  size_t apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y, bool add) const;
 };
 
 inline Many many(bool exact) { return exact ? Many::floats : Many::rounded; }

@@ -1,4 +1,4 @@
-// One token: y += W x over outputs [o0, o1) and channels [c0, c1). What limits it is reading W from memory.
+// One token: y += W x over outputs [o0, o1) and some or all input channels. What limits it is reading W from memory.
 #include "matvec_floats.h"
 #if defined(__AVX512VNNI__)
 #include "matvec_vnni.h"
@@ -9,45 +9,61 @@
 namespace ISA {
 namespace {
 
-template <class Row>
-void matvec(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
-  for (size_t p0 = o0; p0 < o1; p0 += kPanel) panel<Row>(w, x, y, p0, upto(o1, p0 + kPanel), c0, c1);
-}
+struct ByFloats {
+  template <class Row, class Pick>
+  static void run(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,
+                  size_t i1) {
+    panel<Row>(w, pick, count, x, y, o0, o1, i0, i1);
+  }
+};
 
+#ifdef __AVX2__
 // Whole columns, and whole quads or pairs of channels, by bytes; what is left over by floats.
 template <class Column>
-void matvec_bytes(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
-  using Row = typename Column::Row;
-  const size_t cw = c0 + (c1 - c0) / Column::kTogether * Column::kTogether;
-  for (size_t p0 = o0; p0 < o1; p0 += kPanel) {
-    const size_t p1 = upto(o1, p0 + kPanel), pw = p0 + (p1 - p0) / Column::kOutputs * Column::kOutputs;
-    if (pw > p0 && cw > c0) panel_bytes<Column>(w, x, y, p0, pw, c0, cw);
-    if (pw > p0 && cw < c1) panel<Row>(w, x, y, p0, pw, cw, c1);
-    if (pw < p1) panel<Row>(w, x, y, pw, p1, c0, c1);
+struct ByBytes {
+  template <class Row, class Pick>
+  static void run(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,
+                  size_t i1) {
+    const size_t o = o0 + (o1 - o0) / Column::kOutputs * Column::kOutputs;
+    const size_t i = i0 + (i1 - i0) / Column::kTogether * Column::kTogether;
+    if (o > o0 && i > i0) panel_bytes<Column>(w, pick, count, x, y, o0, o, i0, i);
+    if (o > o0 && i < i1) panel<Row>(w, pick, count, x, y, o0, o, i, i1);
+    if (o < o1) panel<Row>(w, pick, count, x, y, o, o1, i0, i1);
+  }
+};
+#endif
+
+template <class Row, class By>
+void matvec(const Mat& w, const Channels& c, const float* x, float* y, size_t o0, size_t o1, size_t i0, size_t i1) {
+  for (size_t p = o0; p < o1; p += kPanel) {
+    const size_t end = upto(o1, p + kPanel);
+    if (c.list)
+      By::template run<Row>(w, Listed{c.list}, c.count, x, y, p, end, i0, i1);
+    else
+      By::template run<Row>(w, All{}, c.count, x, y, p, end, i0, i1);
   }
 }
 
+#if defined(__AVX512VNNI__)
+using Int8 = ByBytes<Int8Column>;
+using Int4 = ByBytes<Int4Column>;
+#elif defined(__AVX2__)
+using Int8 = ByFloats;
+using Int4 = ByBytes<Int4Column>;
+#else
+using Int8 = ByFloats;
+using Int4 = ByFloats;
+#endif
+
 }  // namespace
 
-void matvec_f32(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
-  matvec<F32Row>(w, x, y, o0, o1, c0, c1);
-}
-void matvec_bf16(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
-  matvec<Bf16Row>(w, x, y, o0, o1, c0, c1);
-}
-void matvec_int8(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
-#ifdef __AVX512VNNI__
-  matvec_bytes<Int8Column>(w, x, y, o0, o1, c0, c1);
-#else
-  matvec<Int8Row>(w, x, y, o0, o1, c0, c1);
-#endif
-}
-void matvec_int4(const Mat& w, const float* x, float* y, size_t o0, size_t o1, size_t c0, size_t c1) {
-#ifdef __AVX2__
-  matvec_bytes<Int4Column>(w, x, y, o0, o1, c0, c1);
-#else
-  matvec<Int4Row>(w, x, y, o0, o1, c0, c1);
-#endif
-}
+#define MATVEC(name, Row, By)                                                                                        \
+  void name(const Mat& w, const Channels& c, const float* x, float* y, size_t o0, size_t o1, size_t i0, size_t i1) { \
+    matvec<Row, By>(w, c, x, y, o0, o1, i0, i1);                                                                     \
+  }
+MATVEC(matvec_f32, F32Row, ByFloats)
+MATVEC(matvec_bf16, Bf16Row, ByFloats)
+MATVEC(matvec_int8, Int8Row, Int8)
+MATVEC(matvec_int4, Int4Row, Int4)
 
 }  // namespace ISA

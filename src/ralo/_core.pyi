@@ -37,6 +37,16 @@ def pack(quant: str, rows: Annotated[NDArray[numpy.float32], dict(shape=(None, N
     Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite
     """
 
+def select_top(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k: int, out: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """
+    The k channels with the largest |x| * norm, ascending, into out; how many
+    """
+
+def select_above(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, least: float, out: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """
+    The channels with |x| * norm of at least `least`, ascending, into out; how many
+    """
+
 class Matrix:
     """A packed linear map, input-channel-major"""
 
@@ -45,6 +55,11 @@ class Matrix:
     def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], add: bool = False, exact: bool = True) -> int:
         """
         y = x W + bias, or y += where add; not exact: activations of several tokens may be rounded to bytes. Returns the bytes of weights read
+        """
+
+    def apply_some(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], channels: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
+        """
+        One token, of its input channels only those of an ascending list: the rest is not read
         """
 
 HEAD_PAD: int = 16

@@ -11,7 +11,7 @@ from reference import linear
 from ralo import _core, matrix
 
 QUANTS = ("f32", "bf16", "int8", "int4")
-SHAPES = [  # (ic, outputs): around lanes, passes of 16 channels, blocks of 256, groups, padding, panels of 4096
+SHAPES = [  # (ic, outputs): around lanes, passes of 16 channels, blocks of 256, groups, padding, panels of 16384
     (1, 1),
     (3, 64),
     (15, 63),
@@ -23,6 +23,7 @@ SHAPES = [  # (ic, outputs): around lanes, passes of 16 channels, blocks of 256,
     (257, 200),
     (513, 64),
     (40, 4161),
+    (20, 16449),
 ]
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 13, 257)
 
@@ -58,9 +59,13 @@ def run(
     return y
 
 
-def check(quant: str, shape: tuple[int, int], tokens: int, got: np.ndarray, bias: bool, add: bool) -> None:
+def check(
+    quant: str, shape: tuple[int, int], tokens: int, got: np.ndarray, bias: bool, add: bool, x: np.ndarray | None = None
+) -> None:
+    """`x`: where it is not the one of `inputs`."""
     dense = storage(quant, *shape)[2]
-    x, y, b = inputs(tokens, shape[0], len(dense))
+    given, y, b = inputs(tokens, shape[0], len(dense))
+    x = given if x is None else x
     start = (y.astype(np.float64) if add else 0) + (b if bias else 0)
     size = linear.magnitude(dense, x, (np.abs(y) if add else 0) + (np.abs(b) if bias else 0))
     roundings = shape[0] + ROUNDINGS[quant] + (bias and add)

@@ -1,0 +1,75 @@
+// Which input channels matter: those with the largest |x| times the norm of their weights.
+#include "kernels.h"
+#include "simd.h"
+
+namespace ISA {
+namespace {
+
+// Scores as integers, which for magnitudes are in the same order; a NaN is above all, so that it is never left out.
+void scores(const float* x, const float* norms, size_t n, uint32_t* out) {
+  for (size_t i = 0; i < n; ++i) {
+    const float score = std::fabs(norms ? x[i] * norms[i] : x[i]);
+    std::memcpy(out + i, &score, sizeof score);
+  }
+}
+
+size_t count_from(const uint32_t* score, size_t n, uint32_t least) {
+  uint32_t count = 0;
+  for (size_t i = 0; i < n; ++i) count += score[i] >= least;
+  return count;
+}
+
+// Indices of scores from `least` on, and of those equal to it only the first `ties`.
+size_t list_from(const uint32_t* score, size_t n, uint32_t least, size_t ties, uint32_t* out) {
+  size_t count = 0, i = 0;
+#ifdef __AVX512F__
+  const __m512i bound = _mm512_set1_epi32(static_cast<int>(least));
+  __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; i + 16 <= n; i += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(16))) {
+    const __m512i s = _mm512_loadu_si512(score + i);
+    __mmask16 keep = _mm512_cmpgt_epu32_mask(s, bound);
+    for (__mmask16 equal = _mm512_cmpeq_epu32_mask(s, bound); equal && ties > 0; --ties) {
+      keep |= equal & -equal;
+      equal &= equal - 1;
+    }
+    const size_t kept = static_cast<size_t>(__builtin_popcount(keep));
+    _mm512_mask_storeu_epi32(out + count, static_cast<__mmask16>((1u << kept) - 1),
+                             _mm512_maskz_compress_epi32(keep, index));
+    count += kept;
+  }
+#endif
+  for (; i < n; ++i) {
+    const bool equal = score[i] == least && ties > 0;
+    if (score[i] > least || equal) out[count++] = static_cast<uint32_t>(i);
+    ties -= equal;
+  }
+  return count;
+}
+
+}  // namespace
+
+// The k largest: the bound is found by halving the range of scores until as many are above it as are wanted.
+size_t select_top(const float* x, const float* norms, size_t n, size_t k, uint32_t* score, uint32_t* out) {
+  scores(x, norms, n, score);
+  uint32_t low = 0, high = 0x7fffffff;  // count_from(low) >= k > count_from(high + 1)
+  size_t above = 0;                     // how many are from high + 1 on
+  while (low < high) {
+    const uint32_t middle = low + (high - low + 1) / 2;
+    const size_t count = count_from(score, n, middle);
+    if (count >= k)
+      low = middle;
+    else
+      high = middle - 1, above = count;
+    if (count == k) return list_from(score, n, middle - 1, 0, out);
+  }
+  return list_from(score, n, low, k - above, out);
+}
+
+size_t select_above(const float* x, const float* norms, size_t n, float least, uint32_t* score, uint32_t* out) {
+  scores(x, norms, n, score);
+  uint32_t bound;
+  std::memcpy(&bound, &least, sizeof bound);
+  return list_from(score, n, bound, n, out);
+}
+
+}  // namespace ISA
