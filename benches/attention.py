@@ -15,14 +15,16 @@ import numpy as np
 from ralo import _core
 from ralo.bench import STREAM_WORDS, stream_gb_s
 from ralo.cpu import default_threads
+from ralo.memory import Arena
 from ralo.sequence import KV_BYTES
 
 SHAPES = ((5, 2, 64), (8, 4, 128))  # kv heads, query heads of each, width
 
 
 def cache(kind: str, heads: int, keys: int, width: int) -> _core.LayerCache:
-    rows = [np.zeros((heads, keys, width * KV_BYTES[kind]), np.uint8) for _ in "kv"]
-    scales = [np.zeros((heads, keys), np.float32) for _ in "kv"] if kind == "int8" else [None, None]
+    arena = Arena()
+    rows = [arena.zeros((heads, keys, width * KV_BYTES[kind]), np.uint8) for _ in "kv"]
+    scales = [arena.zeros((heads, keys), np.float32) for _ in "kv"] if kind == "int8" else [None, None]
     found = _core.LayerCache(kind, *rows, *scales)
     values = np.random.default_rng(0).standard_normal((keys, heads * width), dtype=np.float32)
     found.store(values, values, 0)

@@ -7,14 +7,17 @@ namespace ISA {
 
 // read(base, at): elements from `at` on, without the scale that int8 has per position.
 struct F32Key {
+  static constexpr size_t kBytes = 4;
   static V read(const void* base, size_t at) { return load(static_cast<const float*>(base) + at); }
   static float scale(const float*, size_t) { return 1.f; }
 };
 struct F16Key {
+  static constexpr size_t kBytes = 2;
   static V read(const void* base, size_t at) { return load_f16(static_cast<const uint16_t*>(base) + at); }
   static float scale(const float*, size_t) { return 1.f; }
 };
 struct Int8Key {
+  static constexpr size_t kBytes = 1;
   static V read(const void* base, size_t at) { return load_i8(static_cast<const int8_t*>(base) + at); }
   static float scale(const float* s, size_t t) { return s[t]; }
 };

@@ -9,6 +9,13 @@ constexpr size_t kHeads = 4;  // query heads that share one conversion of a key
 constexpr size_t kTogether = kLanes == 16 ? 4 : 2,
                  kWide = kTogether;  // keys, and vectors of a value, held in registers
 
+// Asks for n rows from position t on, which are read soon.
+template <class Key>
+void ahead(const void* rows, size_t ep, size_t t, size_t n) {
+  const char* from = static_cast<const char*>(rows) + t * ep * Key::kBytes;
+  for (size_t at = 0; at < n * ep * Key::kBytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 // s[h][j] = q_h . key(t + j) for n keys; the scores past n, up to whole vectors, are rubbish. A few keys are taken
 // together, so that a query is loaded once for all of them.
 template <class Key, size_t G>
@@ -16,6 +23,7 @@ void scores(const Keys& kv, const float* q, size_t t, size_t n, float s[G][kKeys
   V part[G][kLanes];
   for (size_t j0 = 0; j0 < n; j0 += kLanes) {
     for (size_t j = 0; j < kLanes; j += kTogether) {
+      ahead<Key>(kv.v, kv.ep, t + j0 + j, kTogether);
       size_t key[kTogether];
       V acc[kTogether][G];
       for (size_t i = 0; i < kTogether; ++i) {
@@ -47,6 +55,7 @@ void add_values(const Keys& kv, size_t t, size_t n, size_t e, const float s[G][k
   for (size_t h = 0; h < G; ++h)
     for (size_t w = 0; w < W; ++w) acc[h][w] = mul(load(o + h * kv.ep + e + w * kLanes), set1(shrink[h]));
   for (size_t j = 0; j < n; ++j) {
+    if (e == 0) ahead<Key>(kv.k, kv.ep, t + kKeys + j, 1);
     V value[W];
     for (size_t w = 0; w < W; ++w) value[w] = Key::read(kv.v, (t + j) * kv.ep + e + w * kLanes);
     for (size_t h = 0; h < G; ++h) {

@@ -1,4 +1,4 @@
-"""Memory for weights: large anonymous maps on huge pages, handed out in aligned pieces."""
+"""Memory for weights and caches: large anonymous maps on huge pages, handed out in aligned pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CHUNK = 64 << 20  # bytes; what is not used of one is never touched and costs no
 class Arena:
     """Zeroed arrays out of shared chunks: single matrices are too small for huge pages, many together are not."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk: int = CHUNK) -> None:
+        self._chunk = chunk
         self._free: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -24,7 +25,7 @@ class Arena:
         size = prod(shape) * kind.itemsize
         step = -(-size // ALIGNMENT) * ALIGNMENT
         if step > len(self._free):
-            self._free = _chunk(max(step, CHUNK))
+            self._free = _chunk(max(step, self._chunk))
         piece, self._free = self._free[:size], self._free[step:]
         return piece.view(kind).reshape(shape)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
+from ralo.memory import Arena
 
 KV_BYTES = {"f32": 4, "f16": 2, "int8": 1}  # per value; int8 has a float32 scale per row besides
 KV_KINDS = tuple(KV_BYTES)
@@ -36,10 +37,11 @@ class LayerCache:
         self._replace(capacity, self._arrays, used)
 
     def _replace(self, capacity: int, old: list[NDArray[Any]], used: int) -> None:
-        shapes: list[tuple[int, ...]] = [(self.heads, capacity, self.width)] * 2
-        new: list[NDArray[Any]] = [np.zeros(s, np.uint8) for s in shapes]
+        rows = self.heads * capacity
+        arena = Arena(2 * rows * (self.width + 4))  # keys, values and scales together: more of them on huge pages
+        new: list[NDArray[Any]] = [arena.zeros((self.heads, capacity, self.width), np.uint8) for _ in range(2)]
         if self.kv == "int8":
-            new += [np.zeros((self.heads, capacity), np.float32) for _ in range(2)]
+            new += [arena.zeros((self.heads, capacity), np.float32) for _ in range(2)]
         for to, source in zip(new, old, strict=False):
             to[:, :used] = source[:, :used]
         self._arrays, self.capacity = new, capacity
