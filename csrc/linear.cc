@@ -68,8 +68,7 @@ void apply_one(const Mat& w, const Channels& c, const float* bias, const float* 
       kernel(w, c, x, to, o0, o1, channel(run), channel(run + 1));
     }
   });
-  for (size_t run = 1; run < parts.channels; ++run)
-    for (size_t o = 0; o < w.oc; ++o) y[o] += sums[(run - 1) * w.oc + o];
+  kernels().add_rows(y, sums, parts.channels - 1, w.oc);
   if (add && bias)
     for (size_t o = 0; o < w.oc; ++o) y[o] += bias[o];
 }
