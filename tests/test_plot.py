@@ -16,7 +16,7 @@ from ralo.errors import RaloError
 
 def row(phase: str, ctx: int, quant: str, tok_s: float, peer: float = 0) -> dict[str, Any]:
     out = {"phase": phase, "ctx": ctx, "quant": quant, "kv": "f16", "threads": 2, "isa": "avx2", "tok_s": tok_s}
-    out |= {"tok_s_range": [tok_s * 0.9, tok_s * 1.1], "bandwidth_share": 0.42, "stream_gb_s": 20.0}
+    out |= {"tokens": 77, "tok_s_range": [tok_s * 0.9, tok_s * 1.1], "bandwidth_share": 0.42, "stream_gb_s": 20.0}
     if peer:
         out |= {"peer": "llama.cpp", "peer_quant": "Q8_0", "peer_tok_s": peer, "peer_tok_s_range": [peer, peer]}
         out |= {"vs_peer": tok_s / peer, "vs_peer_ci95": [1.25, 3.75]}
@@ -37,7 +37,13 @@ def test_the_numbers_are_there_as_text(tmp_path: Path) -> None:
     _, svg = drawn(tmp_path, BOTH)
     texts = {t.text for t in svg.iter("text")}
     assert texts >= {"ralo 200.0", "llama.cpp Q8_0 100.0", "2.00x (1.25 … 3.75)", "3.00x (1.25 … 3.75)"}
-    assert texts >= {"decode, tokens per second", "prefill, tokens per second", "42% of 20.0 GB/s", "ralo int8"}
+    assert texts >= {
+        "decode, tokens per second",
+        "prefill, tokens per second",
+        "42% of 20.0 GB/s",
+        "ralo int8",
+        "int8, 77 tokens",
+    }
     assert texts >= {"threads: 2, avx2, f16 cache", "0", "512", "decode over context, tokens per second"}
 
 

@@ -108,15 +108,15 @@ def stream_gb_s(buffer: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> float:
     return buffer.nbytes / (time.perf_counter() - clock) / 1e9
 
 
-def row(
-    lm: LM, samples: Samples, phase: str, ctx: int, bytes_per_token: float, peer: Sequence[str] = ()
-) -> dict[str, object]:
+def row(lm: LM, samples: Samples, what: Phase, bytes_per_token: float, peer: Sequence[str] = ()) -> dict[str, object]:
     """One row of speed as in the JSON; `peer` is its name and precision. With no mode on, dense is what was run."""
+    phase, ctx, tokens = what
     tok_s, stream = samples.median("ralo"), statistics.median(samples.stream_gb_s)
     rates = samples.tok_s["ralo"]
     out: dict[str, object] = {
         "phase": phase,
         "ctx": ctx,
+        "tokens": tokens,
         "quant": lm.quant,
         "kv": lm.kv,
         "threads": _core.threads(),

@@ -165,7 +165,9 @@ def _step(top: float) -> float:
 
 
 def _name(r: Row) -> str:
-    return f"{r['quant']}, {r['ctx']} tokens before" if r["phase"] == "decode" else r["quant"]
+    return (
+        f"{r['quant']}, {r['ctx']} tokens before" if r["phase"] == "decode" else f"{r['quant']}, {r['tokens']} tokens"
+    )
 
 
 def _engines(r: Row) -> list[tuple[str, float, Sequence[float], str]]:

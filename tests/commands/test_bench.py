@@ -28,10 +28,10 @@ def test_table_and_json() -> None:
     done = ralo("bench", "-m", SHAPE, *QUICK, "--ctx", "0,16", "--quant", "bf16,int4", "--threads", 1, "--json")
     assert (done.code, done.err) == (0, "")
     rows = last_line(done.out)["rows"]
-    assert [(r["quant"], r["phase"], r["ctx"]) for r in rows] == [
-        (quant, phase, ctx)
+    assert [(r["quant"], r["phase"], r["ctx"], r["tokens"]) for r in rows] == [
+        (quant, phase, ctx, tokens)
         for quant in ("bf16", "int4")
-        for phase, ctx in (("decode", 0), ("decode", 16), ("prefill", 0))
+        for phase, ctx, tokens in (("decode", 0, 3), ("decode", 16, 3), ("prefill", 0, 8))
     ]
     for row in rows:
         assert set(row) >= KEYS and not PEER_KEYS & set(row)

@@ -100,7 +100,7 @@ def _speeds(options: BenchOptions, quant: str, phases: list[Phase]) -> list[dict
             engines[options.peer] = engine
         for phase, ctx, tokens in phases:
             samples = measure(engines, phase, ctx, tokens, options.rounds, tick)
-            rows.append(row(lm, samples, phase, ctx, ours.bytes_per_token(phase), beside))
+            rows.append(row(lm, samples, (phase, ctx, tokens), ours.bytes_per_token(phase), beside))
     return rows
 
 
