@@ -8,6 +8,7 @@
 // int8: values -127..127 as bytes + 128. int4: values -8..7 as nibbles + 8; 16 bytes hold a group of 32 outputs, the
 // low nibbles the first 16. Scales: bf16 per (channel, group of outputs), in channel-major order too.
 constexpr size_t kPad = 64;
+inline size_t padded(size_t outputs) { return (outputs + kPad - 1) / kPad * kPad; }
 constexpr size_t kGroupInt8 = 64;
 constexpr size_t kGroupInt4 = 32;
 constexpr size_t kPanel = 16384;         // outputs of one token that are summed side by side

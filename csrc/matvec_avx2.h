@@ -48,14 +48,8 @@ template <class Pick>
 bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, size_t g0, size_t groups, Folded& f,
                 Ahead<Pick>& ahead) {
   const auto scales = [&](size_t i) { return w.scales + pick(i0 + i) * w.groups() + g0; };
-  float top = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const float v = std::fabs(x[pick(i0 + i)]) * largest_scale(scales(i), groups);
-    if (!(v <= 3e38f)) return false;
-    top = v > top ? v : top;
-  }
-  f.step = top / 32512.f;
-  const float inv = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
+  float inv;
+  if (!find_step(x, pick, i0, n, [&](size_t i) { return largest_scale(scales(i), groups); }, f.step, inv)) return false;
   // Of two channels' 16-bit values in each dword: the high bytes to the first half of a lane, the low ones to the last.
   const __m256i sort = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12, 14));
   const __m256i low = _mm256_set1_epi64x(0x8080808080808080ll), none = _mm256_setzero_si256();

@@ -24,6 +24,21 @@ void fold(const Mat& w, Pick pick, const float* x, size_t i, size_t n, size_t o0
   }
 }
 
+// For kernels that write x times its scales as 16-bit numbers: the value of one unit, so that the largest product of n
+// channels from the i0-th on is 32512 units, and its inverse. False: a value is not finite.
+template <class Pick, class Largest>
+bool find_step(const float* x, Pick pick, size_t i0, size_t n, Largest&& largest, float& step, float& inverse) {
+  float top = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const float v = std::fabs(x[pick(i0 + i)]) * largest(i);
+    if (!(v <= 3e38f)) return false;
+    top = v > top ? v : top;
+  }
+  step = top / 32512.f;
+  inverse = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
+  return true;
+}
+
 // Outputs [o0, o1), channels pick(i0) to pick(i1 - 1) of `count` in all.
 template <class Row, class Pick>
 void panel(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,

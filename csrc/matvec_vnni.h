@@ -40,14 +40,8 @@ template <class Pick>
 bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, size_t g0, size_t groups, float offset,
                 Folded& f, Ahead<Pick>& ahead) {
   const auto scales = [&](size_t i) { return w.scales + pick(i0 + i) * w.groups() + g0; };
-  float top = 0, units[kFold];
-  for (size_t i = 0; i < n; ++i) {
-    const float v = std::fabs(x[pick(i0 + i)]) * largest_scale(scales(i), groups);
-    if (!(v <= 3e38f)) return false;
-    top = v > top ? v : top;
-  }
-  f.step = top / 32512.f;
-  const float inv = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
+  float units[kFold], inv;
+  if (!find_step(x, pick, i0, n, [&](size_t i) { return largest_scale(scales(i), groups); }, f.step, inv)) return false;
   for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)] * inv;
   // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);

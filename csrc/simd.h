@@ -270,6 +270,11 @@ inline V load_n(const float* p, size_t n) {  // n < kLanes values, the rest zero
   std::memcpy(t, p, n * sizeof(float));
   return load(t);
 }
+inline V magnitude(V v) { return max(v, sub(zero(), v)); }
+// A limit divided by the largest magnitudes; zero where those are too small for a quotient.
+inline V per_unit(float limit, V top) {
+  return zero_below(div(set1(limit), max(top, set1(1e-30f))), top, set1(1e-30f));
+}
 inline void store_n(float* p, V v, size_t n) {
   float t[kLanes];
   store(t, v);

@@ -12,8 +12,7 @@ from shared_models import MODELS, books, needs_models
 from tiny import write_hf
 
 import ralo
-from ralo.model import PREFILL_CHUNK, Model
-from ralo.quality import nll
+from ralo.quality import losses
 from ralo.sequence import Sequence
 
 F32 = NDArray[np.float32]
@@ -50,20 +49,10 @@ def test_decoding_goes_on_from_it(tmp_path: Path, level: str, quant: str, kv: st
     assert seq.tokens == exact.tokens == TOKENS
 
 
-def losses(model: Model, tokens: list[int], exact: bool) -> NDArray[np.float64]:
-    """Minus log probability of each token but the first."""
-    seq, found = Sequence.empty(model.cfg), []
-    for start in range(0, len(tokens) - 1, PREFILL_CHUNK):
-        stop = min(start + PREFILL_CHUNK, len(tokens) - 1)
-        hidden = model.forward(tokens[start:stop], seq, exact=exact)
-        found.append(nll(model.logits(hidden), np.array(tokens[start + 1 : stop + 1])))
-    return np.concatenate(found)
-
-
 @needs_models
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 def test_the_trained_model_predicts_as_well(quant: str) -> None:
     model = ralo.load(MODELS / "base", quant=quant).model
-    exact, rounded = (losses(model, list(books(1025)), exact) for exact in (True, False))
+    exact, rounded = (losses(model, list(books(1025)), 1024, exact=which) for which in (True, False))
     assert np.exp(rounded.mean()) == pytest.approx(np.exp(exact.mean()), rel=0.003)
     assert np.abs(rounded - exact).mean() < 0.03

@@ -35,10 +35,9 @@ struct AttentionObject {
                   std::optional<Vector> q_norm, std::optional<Vector> k_norm, size_t window)
       : a{norm.norm(), linear(qkv), linear(o), 0, 0, 0, heads, kv_heads, e, nullptr, nullptr, window} {
     need(kv_heads > 0 && heads % kv_heads == 0 && e > 0 && e < (1u << 16), "heads must be a multiple of kv heads");
-    const auto pad = [](size_t n) { return (n + kPad - 1) / kPad * kPad; };
-    a.k = pad(heads * e), a.v = a.k + pad(kv_heads * e);
-    need(qkv.w.ic == a.norm.d && qkv.w.oc == a.v + pad(kv_heads * e), "qkv does not fit the heads");
-    need(o.w.ic == heads * e && o.w.oc == pad(a.norm.d), "o does not fit the heads");
+    a.k = padded(heads * e), a.v = a.k + padded(kv_heads * e);
+    need(qkv.w.ic == a.norm.d && qkv.w.oc == a.v + padded(kv_heads * e), "qkv does not fit the heads");
+    need(o.w.ic == heads * e && o.w.oc == padded(a.norm.d), "o does not fit the heads");
     need((!q_norm || q_norm->shape(0) == e) && (!k_norm || k_norm->shape(0) == e), "head norms must be (e,)");
     a.q_norm = q_norm ? q_norm->data() : nullptr;
     a.k_norm = k_norm ? k_norm->data() : nullptr;
@@ -67,10 +66,9 @@ struct MlpObject {
 
   MlpObject(const NormObject& norm, const Matrix& up, const Matrix& down, size_t f, bool gated, const std::string& act)
       : m{norm.norm(), linear(up), linear(down), gated, 0, 0, f, act_of(act)} {
-    const auto pad = [](size_t n) { return (n + kPad - 1) / kPad * kPad; };
-    m.value = gated ? pad(f) : 0;
-    need(f > 0 && up.w.ic == m.norm.d && up.w.oc == m.value + pad(f), "up does not fit the width");
-    need(down.w.ic == f && down.w.oc == pad(m.norm.d), "down does not fit the width");
+    m.value = gated ? padded(f) : 0;
+    need(f > 0 && up.w.ic == m.norm.d && up.w.oc == m.value + padded(f), "up does not fit the width");
+    need(down.w.ic == f && down.w.oc == padded(m.norm.d), "down does not fit the width");
     kept = nb::make_tuple(nb::find(norm), nb::find(up), nb::find(down));
   }
 

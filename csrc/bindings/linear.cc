@@ -62,7 +62,7 @@ bool pack_rows(const std::string& quant, Array<const float, 2> rows, size_t oc, 
                Scales scales) {
   Mat w = shape_of(quant, rows.shape(1), oc);
   check(w, data.shape(0), data.shape(1), scales);
-  need(o0 % kPad == 0 && o0 <= oc && (rows.shape(0) + kPad - 1) / kPad * kPad <= oc - o0, "rows do not fit at o0");
+  need(o0 % kPad == 0 && o0 <= oc && padded(rows.shape(0)) <= oc - o0, "rows do not fit at o0");
   w.data = data.data();
   w.scales = scales ? scales->data() : nullptr;
   nb::gil_scoped_release release;

@@ -64,10 +64,7 @@ void word_product(size_t m, size_t n, size_t k, const int16_t* a, size_t lda, co
   for (; j < n; j += kLanes) rows(std::integral_constant<size_t, 1>(), j);
 }
 
-inline V magnitude(V v) { return max(v, sub(zero(), v)); }
 inline __m512i to_int(V v) { return _mm512_cvtps_epi32(v); }
-// A limit divided by a largest magnitude; zero where that is too small for a quotient.
-inline float per_unit(float limit, float top) { return top > 1e-30f ? limit / top : 0.f; }
 
 // 16 x 16 dwords, rows `stride` dwords apart, turned.
 inline void transpose(const int32_t* in, size_t stride, int32_t* out, size_t ostride) {
@@ -104,7 +101,7 @@ float to_words(size_t ep, float limit, int16_t* out, Read&& read) {
     finite = fma(value, zero(), finite);  // a NaN where a value is not finite, which words could not say
   }
   const float most = ISA::top(top);
-  const V by = set1(per_unit(limit, most));
+  const V by = per_unit(limit, set1(most));
   for (size_t e = 0; e < ep; e += kLanes)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + e), _mm512_cvtepi32_epi16(to_int(mul(read(e), by))));
   return most / limit + sum(finite);
@@ -141,7 +138,7 @@ void pack_values(const Keys& kv, size_t t, size_t n, int32_t* v, float* scales) 
       finite = fma(value, zero(), finite);
     }
     store(scales + e, add(mul(top, set1(1 / kValueLimit)), finite));
-    const V by = zero_below(div(set1(kValueLimit), max(top, set1(1e-30f))), top, set1(1e-30f));
+    const V by = per_unit(kValueLimit, top);
     for (size_t j = 0; j < kTileKeys; j += 2) {
       const __m512i a = to_int(mul(read(j, e), by)), b = to_int(mul(read(j + 1, e), by));
       _mm512_store_si512(v + j / 2 * kv.ep + e, _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16)));

@@ -19,11 +19,6 @@ struct PanelBytes {
   alignas(64) float scale[kDepthGroups][kPad];
 };
 
-// A limit divided by the largest magnitudes; zero where those are too small for a quotient.
-inline V per_unit(float limit, V top) {
-  return zero_below(div(set1(limit), max(top, set1(1e-30f))), top, set1(1e-30f));
-}
-
 // Channels [i0, i0 + n), n <= kByteGroup, outputs [o, o + kPad) to bytes; channels past n are zero. Every output has
 // its own largest magnitude, so little is lost: the weights come from 8 or 4 bits.
 template <class Row>
@@ -34,8 +29,7 @@ void to_bytes(const Mat& w, size_t i0, size_t n, size_t o, uint8_t* out, float* 
   for (size_t i = 0; i < n; ++i) {
     unpack_row<Row>(w, i0 + i, o, f[i]);
     for (size_t v = 0; v < kVectors; ++v) {
-      const V a = load(f[i] + v * kLanes);
-      top[v] = max(top[v], max(a, sub(zero(), a)));
+      top[v] = max(top[v], magnitude(load(f[i] + v * kLanes)));
     }
   }
   std::memset(f[0] + n * kPad, 0, (kByteGroup - n) * sizeof f[0]);
@@ -122,7 +116,7 @@ void round_group(const float* x, size_t n, int8_t* out, float& scale, int32_t& t
   V top = zero(), finite = zero();
   for (size_t i = 0; i < kByteGroup; i += kLanes) {
     const V v = load(f + i);
-    top = max(top, max(v, sub(zero(), v)));
+    top = max(top, magnitude(v));
     finite = fma(v, zero(), finite);  // a NaN where a value is not finite
   }
   const float most = ISA::top(top), bad = sum(finite);

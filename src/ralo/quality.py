@@ -33,9 +33,17 @@ class Quality:
 
 
 def losses(
-    model: Model, tokens: Sequence[int], ctx: int, kv: str = "f16", progress: Callable[[float], None] | None = None
+    model: Model,
+    tokens: Sequence[int],
+    ctx: int,
+    kv: str = "f16",
+    progress: Callable[[float], None] | None = None,
+    exact: bool = True,
 ) -> F64:
-    """Minus log probability of each token given those before it in its window of `ctx` (windows do not overlap)."""
+    """Minus log probability of each token given those before it in its window of `ctx` (windows do not overlap).
+
+    `exact`: as decoding predicts; else as a prompt is run, whose activations may be rounded.
+    """
     if not 1 <= ctx <= model.cfg.max_context:
         raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
     if len(tokens) < 2:
@@ -46,7 +54,7 @@ def losses(
         seq = TextState.empty(model.cfg, kv)
         for a in range(start, stop, PREFILL_CHUNK):
             b = min(a + PREFILL_CHUNK, stop)
-            logits = model.logits(model.forward(tokens[a:b], seq, stop - start))
+            logits = model.logits(model.forward(tokens[a:b], seq, stop - start, exact))
             out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
             if progress:
                 progress(b / (len(tokens) - 1))
