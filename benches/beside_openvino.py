@@ -78,7 +78,7 @@ def main() -> None:
         lm = ralo.load(args.model, quant, args.kv)
         with tempfile.TemporaryDirectory() as scratch:
             export(args.model, quant, scratch)
-            engines = {"ralo": Ralo(lm), "openvino": OpenVino(scratch, _core.threads())}
+            engines = {"ralo": Ralo(lm, lm.model, [0]), "openvino": OpenVino(scratch, _core.threads())}
             phases = [("decode", ctx, args.tokens) for ctx in args.ctx]
             for phase, ctx, tokens in phases + [("prefill", 0, tokens) for tokens in args.prompt_tokens]:
                 samples = measure(engines, phase, ctx, tokens, args.rounds)

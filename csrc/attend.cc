@@ -2,22 +2,11 @@
 #include "attend.h"
 
 #include <algorithm>
-#include <vector>
 
+#include "buffer.h"
 #include "pool.h"
 
 namespace {
-
-constexpr size_t kRun = 512;  // keys of one decode task; fixed, so that results do not depend on the number of threads
-
-Keys keys_of(const Cache& c, size_t head) {
-  const size_t at = head * c.capacity, size = c.element();
-  const bool scaled = c.kind == Kv::int8;
-  return {c.k + at * c.ep * size, c.v + at * c.ep * size, scaled ? c.k_scales + at : nullptr,
-          scaled ? c.v_scales + at : nullptr, c.ep};
-}
-
-size_t bytes_per_key(const Cache& c) { return 2 * (c.ep * c.element() + (c.kind == Kv::int8 ? 4 : 0)); }
 
 auto keys_kernel(Kv kind) {
   const Kernels& k = kernels();
@@ -33,17 +22,22 @@ size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t pas
               float* out) {
   const size_t g = heads / c.heads, n = past + 1, low = window && n > window ? n - window : 0;
   const size_t runs = (n - low + kRun - 1) / kRun, size = part_size(g, c.ep);
-  std::vector<float> padded(heads * c.ep), parts(c.heads * runs * size);
+  static thread_local Buffer<float> queries, partial;
+  float *padded = queries.get(heads * c.ep), *parts = partial.get(c.heads * runs * size);
   for (size_t h = 0; h < heads; ++h)
-    for (size_t i = 0; i < e; ++i) padded[h * c.ep + i] = q[h * e + i] * scale;
+    for (size_t i = 0; i < c.ep; ++i) padded[h * c.ep + i] = i < e ? q[h * e + i] * scale : 0.f;
   const auto kernel = keys_kernel(c.kind);
-  parallel(c.heads * runs, [&](size_t task, size_t) {
+  auto run = [&](size_t task, size_t) {
     const size_t head = task / runs, t0 = low + task % runs * kRun, t1 = std::min(t0 + kRun, n);
-    kernel(keys_of(c, head), &padded[head * g * c.ep], g, t0, t1, &parts[task * size]);
-  });
+    kernel(c.keys(head), padded + head * g * c.ep, g, t0, t1, parts + task * size);
+  };
+  if (n - low > kFew)
+    parallel(c.heads * runs, run);
+  else
+    for (size_t head = 0; head < c.heads; ++head) run(head, 0);
   for (size_t head = 0; head < c.heads; ++head)
-    kernels().attend_merge(&parts[head * runs * size], runs, g, c.ep, out + head * g * e, e);
-  return c.heads * (n - low) * bytes_per_key(c);
+    kernels().attend_merge(parts + head * runs * size, runs, g, c.ep, out + head * g * e, e);
+  return c.heads * (n - low) * 2 * c.row_bytes();
 }
 
 size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
@@ -53,18 +47,25 @@ size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, siz
   parallel(c.heads * tiles, [&](size_t task, size_t thread) {
     const size_t head = task / tiles, first = (tiles - 1 - task % tiles) * step;  // the longest tiles first
     const Queries queries{q + head * g * e, stride, g, e, past, window, scale, heads * e};
-    kernel(keys_of(c, head), queries, first, std::min(step, tokens - first), out + head * g * e,
+    kernel(c.keys(head), queries, first, std::min(step, tokens - first), out + head * g * e,
            scratch(thread, tile_scratch(g, c.ep)));
   });
   size_t bytes = 0;
   for (size_t t = 0; t < tokens; t += step) {
     const size_t end = past + std::min(t + step, tokens), start = past + t + 1;
-    bytes += c.heads * (end - (window && start > window ? start - window : 0)) * bytes_per_key(c);
+    bytes += c.heads * (end - (window && start > window ? start - window : 0)) * 2 * c.row_bytes();
   }
   return bytes;
 }
 
 }  // namespace
+
+Keys Cache::keys(size_t head) const {
+  const size_t at = head * capacity, size = element();
+  const bool scaled = kind == Kv::int8;
+  return {k + at * ep * size, v + at * ep * size, scaled ? k_scales + at : nullptr, scaled ? v_scales + at : nullptr,
+          ep};
+}
 
 void cache_store(const Cache& c, const float* k, const float* v, size_t stride, size_t tokens, size_t e, size_t at) {
   const auto put = [&](const float* x, uint8_t* to, float* scales, size_t row) {

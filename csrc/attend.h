@@ -9,7 +9,12 @@ struct Cache {
   float *k_scales, *v_scales;  // (heads, capacity), int8 only
   size_t heads, capacity, ep;
   size_t element() const { return kind == Kv::f32 ? 4 : kind == Kv::f16 ? 2 : 1; }
+  size_t row_bytes() const { return ep * element() + (kind == Kv::int8 ? 4 : 0); }  // of one key, or one value
+  Keys keys(size_t head) const;
 };
+
+constexpr size_t kFew = 64;   // keys that are not worth waking the other threads for
+constexpr size_t kRun = 512;  // keys of one decode task; fixed, so that results do not depend on the number of threads
 
 // Keys and values of `tokens` new positions (stride floats apart, heads side by side) to positions [at, at + tokens).
 void cache_store(const Cache& c, const float* k, const float* v, size_t stride, size_t tokens, size_t e, size_t at);

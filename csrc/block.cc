@@ -7,13 +7,10 @@
 #include "linear.h"
 #include "pool.h"
 
-namespace {
-
-size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, Many many) {
-  return apply(*l.w, l.bias, x, tokens, y, add, many);
+size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
+  if (taken(l.input, pass)) return l.input->apply(l, x, tokens, y, add, pass);
+  return apply(*l.w, l.bias, x, tokens, y, add, pass.many);
 }
-
-}  // namespace
 
 void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float* out, size_t ostride) {
   by_rows(rows, [&](size_t r, size_t n) {
@@ -26,14 +23,14 @@ void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float*
   });
 }
 
-BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past, const Angles& angles,
-                    Many many) {
+BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, const Angles& angles,
+                    const Pass& pass) {
   static thread_local Buffer<float> input, rows, output;
   const size_t stride = a.qkv.w->oc, width = a.heads * a.e;
   float *in = input.get(tokens * a.norm.d), *qkv = rows.get(tokens * stride), *out = output.get(tokens * width);
   BytesRead read{0, 0};
   normed(a.norm, x, a.o.w->oc, tokens, in, a.norm.d);
-  read.weights += apply(a.qkv, in, tokens, qkv, false, many);
+  read.weights += apply(a.qkv, in, tokens, qkv, false, pass);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       float *q = qkv + t * stride + a.q, *k = qkv + t * stride + a.k;
@@ -45,19 +42,21 @@ BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& ca
       kernels().rope(k, a.kv_heads, a.e, cos, sin, angles.half);
     }
   });
-  cache_store(cache, qkv + a.k, qkv + a.v, stride, tokens, a.e, past);
+  cache_store(cache, qkv + a.k, qkv + a.v, stride, tokens, a.e, pass.past);
   const float scale = 1.f / std::sqrt(static_cast<float>(a.e));
-  read.cache = attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, past, a.window, scale, out, many);
-  read.weights += apply(a.o, out, tokens, x, true, many);
+  if (taken(a.slot, pass))
+    read.cache = a.slot->attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, a.window, scale, out, pass);
+  else
+    read.cache = attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, pass.past, a.window, scale, out, pass.many);
+  read.weights += apply(a.o, out, tokens, x, true, pass);
   return read;
 }
 
-BytesRead mlp(const Mlp& m, float* x, size_t tokens, Many many) {
-  static thread_local Buffer<float> input, rows, output;
+size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+  static thread_local Buffer<float> rows, output;
   const size_t stride = m.up.w->oc;
-  float *in = input.get(tokens * m.norm.d), *up = rows.get(tokens * stride), *hidden = output.get(tokens * m.f);
-  normed(m.norm, x, m.down.w->oc, tokens, in, m.norm.d);
-  size_t bytes = apply(m.up, in, tokens, up, false, many);
+  float *up = rows.get(tokens * stride), *hidden = output.get(tokens * m.f);
+  size_t bytes = apply(m.up, in, tokens, up, false, pass);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       const float* value = up + t * stride + m.value;
@@ -67,6 +66,13 @@ BytesRead mlp(const Mlp& m, float* x, size_t tokens, Many many) {
         kernels().act(m.act, value, nullptr, m.f, hidden + t * m.f);
     }
   });
-  bytes += apply(m.down, hidden, tokens, x, true, many);
-  return {bytes, 0};
+  return bytes + apply(m.down, hidden, tokens, x, true, pass);
+}
+
+size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass) {
+  static thread_local Buffer<float> input;
+  float* in = input.get(tokens * m.norm.d);
+  normed(m.norm, x, m.down.w->oc, tokens, in, m.norm.d);
+  if (taken(m.slot, pass)) return m.slot->run(m, in, tokens, x, pass);
+  return mlp_dense(m, in, tokens, x, pass);
 }

@@ -1,8 +1,7 @@
 // The two halves of a decoder layer, each in one call: what Python would do between the kernels costs more than they do
 // on a small model.
 #pragma once
-#include "attend.h"
-#include "linear.h"
+#include "slots.h"
 
 struct Norm {
   const float *w, *b;  // (d); b null: RMS norm
@@ -14,7 +13,10 @@ void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float*
 struct Linear {
   const Mat* w;
   const float* bias;  // (oc) or null
+  Place place;
+  Input* input;  // null: dense
 };
+size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 
 struct Attention {
   Norm norm;
@@ -23,17 +25,15 @@ struct Attention {
   size_t heads, kv_heads, e;
   const float *q_norm, *k_norm;  // (e) or null: RMS norm of each head
   size_t window;                 // 0 = all keys
+  AttendSlot* slot;
 };
 struct Angles {
   const float *cos, *sin;  // (tokens, half)
   size_t half;             // 0: no rotary embedding
 };
-struct BytesRead {
-  size_t weights, cache;
-};
 // x (tokens, o.oc) += attention of positions [past, past + tokens), whose keys and values are stored on the way.
-BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, size_t past, const Angles& angles,
-                    Many many);
+BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, const Angles& angles,
+                    const Pass& pass);
 
 struct Mlp {
   Norm norm;
@@ -42,6 +42,8 @@ struct Mlp {
   size_t gate, value;  // where each starts in a row of up
   size_t f;
   Act act;
+  MlpSlot* slot;
 };
-// x (tokens, down.oc) += down(act(gate) * up), or down(act(up)).
-BytesRead mlp(const Mlp& m, float* x, size_t tokens, Many many);
+// x (tokens, down.oc) += down(act(gate) * up), or down(act(up)); mlp_dense after the norm.
+size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass);
+size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass);

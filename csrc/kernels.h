@@ -15,18 +15,39 @@ constexpr size_t kPanel = 16384;         // outputs of one token that are summed
 constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weights in matmul
 
 enum class Quant { f32, bf16, int8, int4 };
+inline size_t weight_bytes(Quant q, size_t n) {
+  return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 ? n : n / 2;
+}
+// Outputs that share a scale; 0: no scales.
+inline size_t group_size(Quant q) { return q == Quant::int8 ? kGroupInt8 : q == Quant::int4 ? kGroupInt4 : 0; }
 
 struct Mat {
   Quant quant;
   uint8_t* data;     // (ic, row_bytes)
   uint16_t* scales;  // (ic, oc / group) bf16; null for f32 and bf16
   size_t ic, oc;     // oc: padded
-  size_t row_bytes() const {
-    return quant == Quant::f32 ? oc * 4 : quant == Quant::bf16 ? oc * 2 : quant == Quant::int8 ? oc : oc / 2;
+  size_t row_bytes() const { return weight_bytes(quant, oc); }
+  size_t groups() const { return group_size(quant) ? oc / group_size(quant) : 0; }
+  size_t channel_bytes() const { return part_bytes(oc); }
+  size_t part_bytes(size_t outputs) const {  // one channel's weights and scales of some outputs, whole groups
+    return weight_bytes(quant, outputs) + (group_size(quant) ? outputs / group_size(quant) * 2 : 0);
   }
-  size_t groups() const { return quant == Quant::int8 ? oc / kGroupInt8 : quant == Quant::int4 ? oc / kGroupInt4 : 0; }
-  size_t channel_bytes() const { return row_bytes() + groups() * 2; }
   size_t bytes() const { return ic * channel_bytes(); }
+};
+
+// One part of a matrix neuron by neuron: the same stored values, row j what output j takes from every input, so that a
+// neuron that is not computed is not read. Inputs are padded with zeros and packed within a row as outputs are above.
+struct NeuronRows {
+  Quant quant;
+  uint8_t* data;     // (f, row_bytes)
+  uint16_t* scales;  // (groups, width) bf16: of neurons [g * group, (g + 1) * group); null for f32 and bf16
+  size_t d, f;       // inputs, neurons
+  size_t width() const { return padded(d); }
+  size_t row_bytes() const { return weight_bytes(quant, width()); }
+  size_t groups() const { return group_size(quant) ? padded(f) / group_size(quant) : 0; }
+  // A neuron's weights and its share of the group's scales.
+  size_t neuron_bytes() const { return row_bytes() + (group_size(quant) ? 2 * d / group_size(quant) : 0); }
+  size_t bytes() const { return f * neuron_bytes(); }
 };
 
 // The input channels of a matrix that are computed: all of them, or those of an ascending list. The rest is not read.
@@ -58,6 +79,11 @@ struct Keys {
   size_t ep;                         // head width padded to kHeadPad
 };
 constexpr size_t kHeadPad = 16;
+// Positions whose keys or values are read: those of an ascending list, or `count` from `first` on. The rest is not.
+struct Positions {
+  const uint32_t* list;  // (count) or null
+  size_t first, count;
+};
 
 // The queries of one kv head's group during prefill: g heads of width e, tokens `stride` floats apart.
 struct Queries {

@@ -15,14 +15,16 @@ struct Table {
   decltype(Kernels::matvec_f32) matvec;
   decltype(Kernels::matmul_f32) matmul;
   decltype(Kernels::pack_f32) pack;
+  decltype(Kernels::norms_f32) norms;
+  decltype(Kernels::neurons_f32) neurons;
 };
 Table table(Quant q) {
   const Kernels& k = kernels();
   switch (q) {
-    case Quant::f32: return {k.matvec_f32, k.matmul_f32, k.pack_f32};
-    case Quant::bf16: return {k.matvec_bf16, k.matmul_bf16, k.pack_bf16};
-    case Quant::int8: return {k.matvec_int8, k.matmul_int8, k.pack_int8};
-    default: return {k.matvec_int4, k.matmul_int4, k.pack_int4};
+    case Quant::f32: return {k.matvec_f32, k.matmul_f32, k.pack_f32, k.norms_f32, k.neurons_f32};
+    case Quant::bf16: return {k.matvec_bf16, k.matmul_bf16, k.pack_bf16, k.norms_bf16, k.neurons_bf16};
+    case Quant::int8: return {k.matvec_int8, k.matmul_int8, k.pack_int8, k.norms_int8, k.neurons_int8};
+    default: return {k.matvec_int4, k.matmul_int4, k.pack_int4, k.norms_int4, k.neurons_int4};
   }
 }
 
@@ -34,13 +36,13 @@ void start(const float* bias, float* y, size_t o0, size_t o1) {
 }
 
 // How one token's work is cut: rows longer than a panel by outputs, and all by channels, each range with sums of its
-// own that are added up afterwards. It depends on the shape alone, so that results do not depend on the number of
-// threads.
+// own that are added up afterwards. It depends on the shape of the whole matrix alone, so that results do not depend on
+// the number of threads, nor on which outputs are computed.
 struct Cut {
   size_t outputs, channels;  // parts
 };
 Cut cut(const Mat& w, size_t count) {
-  constexpr size_t kTask = 128 << 10;  // bytes worth handing to a thread
+  constexpr size_t kTask = 48 << 10;  // bytes worth handing to a thread
   const size_t outputs = (w.oc + kPanel - 1) / kPanel;
   const size_t bytes = count * w.channel_bytes();
   size_t channels = 1;
@@ -48,29 +50,35 @@ Cut cut(const Mat& w, size_t count) {
   return {outputs, std::min<size_t>(channels, 8)};
 }
 
-void apply_one(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
+// Outputs [from, to), which are some.
+void apply_one(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add, size_t from,
+               size_t to) {
   const auto kernel = table(w.quant).matvec;
   const Cut parts = cut(w, c.count);
-  const size_t blocks = w.oc / kPad, n = parts.outputs * parts.channels, tasks = std::min(n, threads());
+  const auto output = [&](size_t part) { return w.oc / kPad * part / parts.outputs * kPad; };
+  size_t first = 0, last = parts.outputs;  // parts with outputs that are wanted
+  while (output(first + 1) <= from) ++first;
+  while (output(last - 1) >= to) --last;
+  const size_t n = (last - first) * parts.channels, tasks = std::min(n, threads());
   static thread_local Buffer<float> others;
   float* sums = others.get((parts.channels - 1) * w.oc);  // (channel parts - 1, oc): the first part's go to y itself
-  if (!add) start(bias, y, 0, w.oc);
+  if (!add) start(bias, y, from, to);
   const auto channel = [&](size_t part) {
     return part == parts.channels ? c.count : c.count * part / parts.channels / 16 * 16;
   };
   // A thread takes neighbouring parts, so that it reads on where it was reading.
   parallel(tasks, [&](size_t task, size_t) {
     for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part) {
-      const size_t o = part / parts.channels, run = part % parts.channels;
-      const size_t o0 = blocks * o / parts.outputs * kPad, o1 = blocks * (o + 1) / parts.outputs * kPad;
-      float* to = run == 0 ? y : sums + (run - 1) * w.oc;
-      if (run > 0) start(nullptr, to, o0, o1);
-      kernel(w, c, x, to, o0, o1, channel(run), channel(run + 1));
+      const size_t o = first + part / parts.channels, run = part % parts.channels;
+      const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
+      float* out = run == 0 ? y : sums + (run - 1) * w.oc;
+      if (run > 0) start(nullptr, out, o0, o1);
+      kernel(w, c, x, out, o0, o1, channel(run), channel(run + 1));
     }
   });
-  kernels().add_rows(y, sums, parts.channels - 1, w.oc);
+  if (parts.channels > 1) kernels().add_rows(y + from, sums + from, w.oc, parts.channels - 1, to - from);
   if (add && bias)
-    for (size_t o = 0; o < w.oc; ++o) y[o] += bias[o];
+    for (size_t o = from; o < to; ++o) y[o] += bias[o];
 }
 
 void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
@@ -108,7 +116,7 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
   if (tokens == 0) return 0;
   const bool quantised = w.quant == Quant::int8 || w.quant == Quant::int4;
   if (tokens == 1)
-    apply_one(w, {nullptr, w.ic}, bias, x, y, add);
+    apply_one(w, {nullptr, w.ic}, bias, x, y, add, 0, w.oc);
   else if (many == Many::rounded && quantised && kernels().bytes_pay())
     apply_bytes(w, bias, x, tokens, y, add);
   else
@@ -117,8 +125,43 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
 }
 
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
-  apply_one(w, c, bias, x, y, add);
+  apply_one(w, c, bias, x, y, add, 0, w.oc);
   return c.count * w.channel_bytes();
+}
+
+size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
+  if (o0 == o1) return 0;
+  apply_one(w, c, bias, x, y, false, o0, o1);
+  return c.count * w.part_bytes(o1 - o0);
+}
+
+size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* y) {
+  constexpr size_t kTask = 16 << 10;  // bytes worth handing to a thread
+  static thread_local Buffer<float> values;
+  const size_t width = w.width(), bytes = count * w.neuron_bytes(), tasks = std::min(threads(), bytes / kTask + 1);
+  float* padded_x = values.get(width);
+  std::memcpy(padded_x, x, w.d * sizeof(float));
+  std::memset(padded_x + w.d, 0, (width - w.d) * sizeof(float));
+  // Neurons that share their scales go to one thread, which folds them into x once.
+  const auto neuron = [&](size_t task) {
+    const size_t group = group_size(w.quant);
+    size_t i = count * task / tasks;
+    while (group && i > 0 && i < count && list[i] / group == list[i - 1] / group) ++i;
+    return i;
+  };
+  const auto kernel = table(w.quant).neurons;
+  parallel(tasks, [&](size_t task, size_t thread) {
+    const size_t i0 = neuron(task), i1 = neuron(task + 1);
+    kernel(w, list + i0, i1 - i0, padded_x, scratch(thread, width), y);
+  });
+  return bytes;
+}
+
+void norms(const Mat& w, float* out) {
+  const auto kernel = table(w.quant).norms;
+  constexpr size_t kChannels = 64;
+  parallel((w.ic + kChannels - 1) / kChannels,
+           [&](size_t task, size_t) { kernel(w, task * kChannels, std::min((task + 1) * kChannels, w.ic), out); });
 }
 
 bool pack(const float* rows, size_t n, const Mat& w, size_t o0) {

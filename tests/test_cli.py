@@ -48,7 +48,10 @@ def test_help_and_version_as_a_user_runs_them() -> None:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (("rum",), "ralo: unknown command 'rum'; did you mean run? (commands: run, chat, ppl, bench, pack, explain)"),
+        (
+            ("rum",),
+            "ralo: unknown command 'rum'; did you mean run? (commands: run, chat, ppl, bench, pack, explain, calibrate, accept)",
+        ),
         (("sing",), "ralo: unknown command 'sing' (commands: "),
         (("--verbose",), "ralo: unknown command '--verbose'"),
         (("",), "ralo: unknown command ''"),

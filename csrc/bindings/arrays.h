@@ -2,6 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -36,3 +37,7 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_block(nb::module_& m);
+void bind_slots(nb::module_& m);
+void bind_kwta(nb::module_& m);
+void bind_neurons(nb::module_& m);
+void bind_keys(nb::module_& m);

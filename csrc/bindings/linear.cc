@@ -4,8 +4,6 @@
 #include "buffer.h"
 #include "objects.h"
 
-namespace {
-
 Quant quant_of(const std::string& name) {
   if (name == "f32") return Quant::f32;
   if (name == "bf16") return Quant::bf16;
@@ -13,6 +11,8 @@ Quant quant_of(const std::string& name) {
   need(name == "int4", "quant must be f32, bf16, int8 or int4");
   return Quant::int4;
 }
+
+namespace {
 
 Mat shape_of(const std::string& quant, size_t ic, size_t oc) {
   need(oc % kPad == 0 && oc > 0, "outputs must be a multiple of PAD");
@@ -46,6 +46,12 @@ size_t Matrix::apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool 
   return ::apply(w, bias ? bias->data() : nullptr, x.data(), x.shape(0), y.data(), add, many(exact));
 }
 
+void Matrix::norms(Array<float, 1> out) const {
+  need(out.shape(0) == w.ic, "out must be (ic,)");
+  nb::gil_scoped_release release;
+  ::norms(w, out.data());
+}
+
 size_t Matrix::apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y,
                           bool add) const {
   need(x.shape(0) == w.ic && y.shape(0) == w.oc, "x must be (ic,), y (oc,)");
@@ -54,6 +60,13 @@ size_t Matrix::apply_some(Array<const float, 1> x, Array<const uint32_t, 1> chan
     need(c.list[i] < w.ic && (i == 0 || c.list[i - 1] < c.list[i]), "channels must ascend and be below ic");
   nb::gil_scoped_release release;
   return ::apply_some(w, c, bias ? bias->data() : nullptr, x.data(), y.data(), add);
+}
+
+size_t Matrix::apply_part(Array<const float, 1> x, Array<float, 1> y, size_t o0, size_t o1) const {
+  need(x.shape(0) == w.ic && y.shape(0) == w.oc, "x must be (ic,), y (oc,)");
+  need(o0 % kPad == 0 && o1 % kPad == 0 && o0 <= o1 && o1 <= w.oc, "outputs must be a range of multiples of PAD");
+  nb::gil_scoped_release release;
+  return ::apply_part(w, {nullptr, w.ic}, bias ? bias->data() : nullptr, x.data(), y.data(), o0, o1);
 }
 
 namespace {
@@ -89,6 +102,21 @@ size_t select_top(Array<const float, 1> x, Norms norms, size_t k, Array<uint32_t
   });
 }
 
+size_t select_near(Array<const float, 1> x, Norms norms, size_t k, float guess, Array<uint32_t, 1> out) {
+  need(k <= x.shape(0) && guess > 0, "k must be at most the number of channels, the guess above zero");
+  if (k == 0) return 0;
+  return selected(x, norms, out, [&](const float* v, const float* w, size_t n, uint32_t* score, uint32_t* to) {
+    return kernels().select_near(v, w, n, k, guess, score, to);
+  });
+}
+
+size_t select_mass(Array<const float, 1> x, Norms norms, float mass, float power, Array<uint32_t, 1> out) {
+  static thread_local Buffer<float> weights;
+  return selected(x, norms, out, [&](const float* v, const float* w, size_t n, uint32_t* score, uint32_t* to) {
+    return kernels().select_mass(v, w, n, mass, power, score, weights.get(n), to);
+  });
+}
+
 size_t select_above(Array<const float, 1> x, Norms norms, float least, Array<uint32_t, 1> out) {
   need(least >= 0, "the least score must not be negative");
   return selected(x, norms, out, [&](const float* v, const float* w, size_t n, uint32_t* score, uint32_t* to) {
@@ -112,6 +140,13 @@ void bind_linear(nb::module_& m) {
         array("scales").none(), "Output-major rows (n, ic) into outputs [o0, o0 + n); False if a value is not finite");
   m.def("select_top", select_top, array("x"), array("norms").none(), nb::arg("k"), array("out"),
         "The k channels with the largest |x| * norm, ascending, into out; how many");
+  m.def("select_near", select_near, array("x"), array("norms").none(), nb::arg("k"), nb::arg("guess"), array("out"),
+        "From k - k / 64 to k of them; the guess is about where the bound lies");
+  m.def("select_mass", select_mass, array("x"), array("norms").none(), nb::arg("mass"), nb::arg("power"), array("out"),
+        "The fewest channels that hold a share of the sum of (|x| * norm)^power, ascending, into out; how many");
+  m.def(
+      "finite", [](Array<const float, 1> x) { return kernels().finite(x.data(), x.shape(0)); }, array("x"),
+      "Whether there is no NaN and no infinity");
   m.def("select_above", select_above, array("x"), array("norms").none(), nb::arg("least"), array("out"),
         "The channels with |x| * norm of at least `least`, ascending, into out; how many");
   nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
@@ -120,6 +155,9 @@ void bind_linear(nb::module_& m) {
       .def("apply", &Matrix::apply, array("x"), array("y"), nb::arg("add") = false, nb::arg("exact") = true,
            "y = x W + bias, or y += where add; not exact: activations of several tokens may be rounded to bytes. "
            "Returns the bytes of weights read")
+      .def("norms", &Matrix::norms, array("out"), "L2 norm of each input channel's weights")
       .def("apply_some", &Matrix::apply_some, array("x"), array("channels"), array("y"), nb::arg("add") = false,
-           "One token, of its input channels only those of an ascending list: the rest is not read");
+           "One token, of its input channels only those of an ascending list: the rest is not read")
+      .def("apply_part", &Matrix::apply_part, array("x"), array("y"), nb::arg("o0"), nb::arg("o1"),
+           "One token, outputs [o0, o1) only, multiples of PAD: the weights of the others are not read");
 }

@@ -30,5 +30,9 @@ NB_MODULE(_core, m) {
   bind_linear(m);
   bind_attention(m);
   bind_rows(m);
+  bind_slots(m);
   bind_block(m);
+  bind_kwta(m);
+  bind_neurons(m);
+  bind_keys(m);
 }

@@ -3,6 +3,7 @@
 #include "arrays.h"
 #include "attend.h"
 #include "linear.h"
+#include "slots.h"
 
 using ConstScales = std::optional<Array<const uint16_t, 2>>;
 using Bias = std::optional<Array<const float, 1>>;
@@ -17,11 +18,14 @@ struct Matrix {
   Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
          Bias bias_);
   size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const;
+  void norms(Array<float, 1> out) const;
   size_t apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y, bool add) const;
+  size_t apply_part(Array<const float, 1> x, Array<float, 1> y, size_t o0, size_t o1) const;
 };
 
 inline Many many(bool exact) { return exact ? Many::floats : Many::rounded; }
 
+Quant quant_of(const std::string& name);
 Act act_of(const std::string& name);
 
 struct LayerCache {

@@ -66,10 +66,10 @@ MATVEC(matvec_bf16, Bf16Row, ByFloats)
 MATVEC(matvec_int8, Int8Row, Int8)
 MATVEC(matvec_int4, Int4Row, Int4)
 
-void add_rows(float* y, const float* rows, size_t n, size_t width) {
+void add_rows(float* y, const float* rows, size_t stride, size_t n, size_t width) {
   for (size_t o = 0; o < width; o += kLanes) {
     V sum = load(y + o);
-    for (size_t r = 0; r < n; ++r) sum = add(sum, load(rows + r * width + o));
+    for (size_t r = 0; r < n; ++r) sum = add(sum, load(rows + r * stride + o));
     store(y + o, sum);
   }
 }

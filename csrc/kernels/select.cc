@@ -1,4 +1,6 @@
 // Which input channels matter: those with the largest |x| times the norm of their weights.
+#include <limits>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -17,6 +19,14 @@ size_t count_from(const uint32_t* score, size_t n, uint32_t least) {
   uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) count += score[i] >= least;
   return count;
+}
+
+float sum_from(const uint32_t* score, const float* weights, size_t n, uint32_t least) {
+  float sums[16] = {};
+  for (size_t i = 0; i < n; ++i) sums[i % 16] += score[i] >= least ? weights[i] : 0.f;
+  float sum = 0;
+  for (float s : sums) sum += s;
+  return sum;
 }
 
 // Indices of scores from `least` on, and of those equal to it only the first `ties`.
@@ -65,11 +75,72 @@ size_t select_top(const float* x, const float* norms, size_t n, size_t k, uint32
   return list_from(score, n, low, k - above, out);
 }
 
+// About k of the largest, k - k / 64 at least, but never a zero: from a guess of the bound it takes a few counts instead of thirty.
+size_t select_near(const float* x, const float* norms, size_t n, size_t k, float guess, uint32_t* score,
+                   uint32_t* out) {
+  scores(x, norms, n, score);
+  constexpr uint32_t kTop = 0x7fffffff;
+  uint32_t low = 0, high = kTop, bound, step = 1u << 21;  // a quarter of a power of two
+  std::memcpy(&bound, &guess, sizeof bound);
+  while (low < high) {
+    const size_t count = count_from(score, n, bound);
+    if (count <= k && count + k / 64 >= k) return list_from(score, n, bound, n, out);
+    if (count > k)
+      low = bound;
+    else
+      high = bound - 1;
+    // While only one side is known the bound moves on by growing steps.
+    if (high == kTop)
+      bound = step < kTop - bound ? bound + step : kTop;
+    else if (low == 0)
+      bound = step < bound ? bound - step : 1;
+    else
+      bound = low + (high - low + 1) / 2;
+    if ((low == 0 && bound <= 1) || bound == kTop || low >= high) break;
+    step *= 2;
+  }
+  if (low == 0 && count_from(score, n, 1) <= k) return list_from(score, n, 1, n, out);
+  return select_top(x, norms, n, k, score, out);
+}
+
 size_t select_above(const float* x, const float* norms, size_t n, float least, uint32_t* score, uint32_t* out) {
   scores(x, norms, n, score);
   uint32_t bound;
   std::memcpy(&bound, &least, sizeof bound);
   return list_from(score, n, bound, n, out);
+}
+
+// The fewest that hold a share `mass` of the sum of score^power: the bound is found as above, by sums instead of
+// counts.
+size_t select_mass(const float* x, const float* norms, size_t n, float mass, float power, uint32_t* score,
+                   float* weights, uint32_t* out) {
+  scores(x, norms, n, score);
+  for (size_t i = 0; i < n; ++i) {
+    float s;
+    std::memcpy(&s, score + i, sizeof s);
+    weights[i] = power == 2.f ? s * s : power == 1.f ? s : std::pow(s, power);
+  }
+  const float wanted = mass * sum_from(score, weights, n, 0);
+  if (!(wanted < std::numeric_limits<float>::infinity())) return list_from(score, n, 0, n, out);  // a NaN: all
+  uint32_t low = 0, high = 0x7fffffff;
+  while (low < high) {
+    const uint32_t middle = low + (high - low + 1) / 2;
+    if (sum_from(score, weights, n, middle) >= wanted)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return list_from(score, n, low, n, out);
+}
+
+bool finite(const float* x, size_t n) {
+  uint32_t bad = 0;
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    bad |= (bits & 0x7f800000) == 0x7f800000;
+  }
+  return !bad;
 }
 
 }  // namespace ISA

@@ -2,8 +2,9 @@
 
 from ralo.errors import FormatError, RaloError
 from ralo.lm import LM, Generation, load
+from ralo.modes import KWTA
 from ralo.quality import Quality
 from ralo.sampling import Sampling
 
 __version__ = "0.1.0"
-__all__ = ["LM", "FormatError", "Generation", "Quality", "RaloError", "Sampling", "__version__", "load"]
+__all__ = ["KWTA", "LM", "FormatError", "Generation", "Quality", "RaloError", "Sampling", "__version__", "load"]

@@ -2,6 +2,7 @@
 ralo's kernels: shapes are checked here, the arithmetic is in csrc/kernels.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -42,6 +43,17 @@ def select_top(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C
     The k channels with the largest |x| * norm, ascending, into out; how many
     """
 
+def select_near(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k: int, guess: float, out: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """From k - k / 64 to k of them; the guess is about where the bound lies"""
+
+def select_mass(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, mass: float, power: float, out: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """
+    The fewest channels that hold a share of the sum of (|x| * norm)^power, ascending, into out; how many
+    """
+
+def finite(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+    """Whether there is no NaN and no infinity"""
+
 def select_above(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, least: float, out: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> int:
     """
     The channels with |x| * norm of at least `least`, ascending, into out; how many
@@ -57,9 +69,17 @@ class Matrix:
         y = x W + bias, or y += where add; not exact: activations of several tokens may be rounded to bytes. Returns the bytes of weights read
         """
 
+    def norms(self, out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """L2 norm of each input channel's weights"""
+
     def apply_some(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], channels: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
         """
         One token, of its input channels only those of an ascending list: the rest is not read
+        """
+
+    def apply_part(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], o0: int, o1: int) -> int:
+        """
+        One token, outputs [o0, o1) only, multiples of PAD: the weights of the others are not read
         """
 
 HEAD_PAD: int = 16
@@ -93,6 +113,49 @@ def act(name: str, gate: Annotated[NDArray[numpy.float32], dict(shape=(None, Non
 def stream_read(words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum of the words, read by all threads: a bandwidth yardstick"""
 
+class LayerState:
+    """What the modes of one layer remember of one text"""
+
+    def __init__(self) -> None: ...
+
+    def clone(self) -> LayerState: ...
+
+    def trim(self, length: int) -> None: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class Slot:
+    """A mode at one place in one layer"""
+
+    @property
+    def on(self) -> bool:
+        """off: dense"""
+
+    @on.setter
+    def on(self, arg: bool, /) -> None: ...
+
+    @property
+    def nonfinite(self) -> int:
+        """results that were not finite and were computed densely instead"""
+
+class Input(Slot):
+    """In front of a linear map"""
+
+class Tap(Input):
+    """Changes nothing and keeps what came by"""
+
+    def __init__(self, n: int) -> None: ...
+
+    def take(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]:
+        """Rows (T, n) since the last call"""
+
+class AttendSlot(Slot):
+    """In place of attention over the cache"""
+
+class MlpSlot(Slot):
+    """In place of an MLP after its norm"""
+
 class Norm:
     """RMS norm, or layer norm where there is a bias"""
 
@@ -105,15 +168,101 @@ class Attention:
 
     def __init__(self, norm: Norm, qkv: Matrix, o: Matrix, heads: int, kv_heads: int, head_dim: int, q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, window: int) -> None: ...
 
-    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], cache: LayerCache, past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool = True) -> tuple[int, int]:
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], cache: LayerCache, past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool = True, state: LayerState | None = None) -> tuple[int, int]:
         """
-        x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read
+        x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read. Without the text's state it is dense
         """
+
+    def use(self, qkv: Input | None, o: Input | None, attend: AttendSlot | None) -> None:
+        """Puts modes into the slots; None is dense"""
 
 class Mlp:
     """The MLP half of a layer"""
 
     def __init__(self, norm: Norm, up: Matrix, down: Matrix, d_ff: int, gated: bool, act: str) -> None: ...
 
-    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], exact: bool = True) -> int:
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], past: int = 0, exact: bool = True, state: LayerState | None = None) -> int:
         """x (T, D padded) += MLP; bytes of weights read"""
+
+    def use(self, up: Input | None, down: Input | None, mlp: MlpSlot | None) -> None:
+        """Puts modes into the slots; None is dense"""
+
+class Stack:
+    """Layers as pairs (Attention, Mlp), run one after the other"""
+
+    def __init__(self, layers: Sequence[tuple[Attention, Mlp]]) -> None: ...
+
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], caches: Sequence[LayerCache], past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool = True, states: Sequence[LayerState] | None = None) -> tuple[int, int]:
+        """x (T, D padded) through all layers; bytes of weights and of cache read"""
+
+class KwtaInput(Input):
+    """Only the input channels with the largest |x| * norm are read"""
+
+    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, renorm: bool, guess: float = 0.0) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+def neuron_rows(matrix: Matrix, o0: int, f: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None, None))], Annotated[NDArray[numpy.uint16], dict(shape=(None, None))] | None]:
+    """
+    Outputs [o0, o0 + f) neuron by neuron, the same stored values: data (f, row_bytes) and scales (groups, d padded) or None
+    """
+
+def neurons(quant: str, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, list: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """
+    y[j] = x . neuron j for the j of an ascending list; returns the bytes of weights read
+    """
+
+class KwtaMlp(MlpSlot):
+    """
+    Only the neurons with the largest |act(gate)| * norm are read of up and down
+    """
+
+    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool) -> None: ...
+
+    def set_rule(self, pick: str, amount: float, temp: float) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next winner gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+class KwtaKeys(AttendSlot):
+    """Only the values of the most important keys are read"""
+
+    def __init__(self, keep: float, keep_abs: int = 0, sinks: int = 4, recent: int = 32, min_ctx: int = 0, seed: bool = False) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, int]: ...
+
+def key_scores(cache: LayerCache, head: int, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, first: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """q (g, padded e) times the keys at the positions, or from `first` on"""
+
+def attend_some(cache: LayerCache, head: int, scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """
+    Softmax of the scores (g, n) of the keys at the positions, times their values: out (g, e)
+    """
+
+def key_energy(cache: LayerCache, head: int, first: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """||k||^2 of keys from `first` on"""
+
+def key_importance(scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    The largest weight that one of g heads gives a key, each head's best key weighing 1
+    """

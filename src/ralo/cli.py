@@ -20,6 +20,8 @@ COMMANDS = {
     "bench": "speed of decode and prefill, beside a peer if asked",
     "pack": "quantise a checkpoint into a directory that opens at once",
     "explain": "what would run, layer by layer",
+    "calibrate": "learn what skipping costs a model and write a plan within a quality budget",
+    "accept": "measure what each mode promises, line by line",
 }
 NOTE = "[Defaults] can be set in the environment: RALO_QUANT=int4 is --quant int4."
 

@@ -37,7 +37,7 @@ def footprints(model: str, quant: str, kv: str, threads: int, phases: Sequence[P
 def taken(model: str, quant: str, kv: str, threads: int, phases: Sequence[Phase]) -> list[tuple[float, float, float]]:
     """In this process, per phase: MB in RAM, of weights, of the cache."""
     lm = load(model, quant, kv, threads)
-    engine, found = Ralo(lm), []
+    engine, found = Ralo(lm, lm.model, [0]), []
     for phase, ctx, tokens in phases:
         engine.start(ctx)
         engine.prefill(tokens) if phase == "prefill" else engine.decode(tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ralo.errors import RaloError
-from ralo.model import Model
+from ralo.model import Runner
 from ralo.sampling import Sampler
 from ralo.sequence import Sequence as TextState
 
@@ -67,7 +67,7 @@ class Piece:
     text: str  # may be empty while a character or a stop string is incomplete
 
 
-def generate(model: Model, seq: TextState, request: Request, text: TextStream | None = None) -> Iterator[Piece]:
+def generate(model: Runner, seq: TextState, request: Request, text: TextStream | None = None) -> Iterator[Piece]:
     """Runs the prompt after `seq` and yields tokens as they come. `request.stats` is kept up to date throughout."""
     stats, limit = request.stats, model.cfg.max_context
     if not request.prompt:
@@ -111,7 +111,7 @@ def generate(model: Model, seq: TextState, request: Request, text: TextStream | 
         yield Piece(-1, rest)
 
 
-def _make_room(model: Model, seq: TextState, on_full: str) -> bool:
+def _make_room(model: Runner, seq: TextState, on_full: str) -> bool:
     """The context is full: stop (False), or keep its newer half and run that again (True)."""
     if on_full == "error":
         raise RaloError(

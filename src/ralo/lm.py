@@ -6,18 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ralo import _core, cpu, loader
+from ralo import _core, cpu, loader, metrics
+from ralo import profile as profiles
+from ralo.compose import Plan, compose
 from ralo.errors import RaloError
 from ralo.generate import ON_FULL, Piece, Request, Stats, generate
+from ralo.guard import Guard, GuardOptions
 from ralo.matrix import QUANTS
 from ralo.model import Model
+from ralo.modes import Mode
+from ralo.modes.base import LayerView
 from ralo.options import flag
+from ralo.plan import Setup, check_layers
+from ralo.profile import Profile
 from ralo.quality import Quality, perplexity
 from ralo.sampling import Sampler, Sampling
 from ralo.sequence import KV_KINDS
 from ralo.sequence import Sequence as TextState
+from ralo.weights import Weights
 
 if TYPE_CHECKING:
     from ralo.tokenizer import Tokenizer
@@ -44,8 +52,12 @@ class Generation:
 class LM:
     """A model ready to run, with its tokenizer."""
 
-    def __init__(self, path: Path | str, model: Model, tokenizer: Callable[[], Tokenizer], kv: str) -> None:
+    def __init__(
+        self, path: Path | str, model: Model, tokenizer: Callable[[], Tokenizer], kv: str, guard: GuardOptions
+    ) -> None:
         self.path, self.model, self.kv = path, model, kv
+        self.plan, self.profile = Plan(), cast("Profile | None", None)
+        self.guard = Guard(model, guard)
         self._open_tokenizer = tokenizer
         self._tokens_made = 0
 
@@ -58,6 +70,15 @@ class LM:
                 f"{self.path}: the tokenizer has {have} tokens, the model {vocab}: they do not belong together"
             )
         return tokenizer
+
+    def use(self, plan: Plan, profile: Profile | None = None) -> None:
+        """Runs with these modes from now on; an empty plan is dense."""
+        profile = profile or self.profile
+        check_layers(plan, self.model.cfg.n_layers)
+        views = [LayerView(i, self.model.cfg, w, profile) for i, w in enumerate(self.model.weights.layers)]
+        self.model.use(plan.slots(views), plan.in_prefill)
+        self.plan, self.profile = plan, profile
+        self.guard.attach()
 
     @property
     def quant(self) -> str:
@@ -102,7 +123,7 @@ class LM:
     def run(self, request: Request, seq: TextState | None = None) -> Iterator[Piece]:
         """Tokens and text as they are made, after `seq` where one is given; `request.stats` tells what it cost."""
         seq = self.new_sequence() if seq is None else seq  # not `or`: an empty one is false
-        for piece in generate(self.model, seq, request, self.tokenizer.stream(after=request.prompt)):
+        for piece in generate(self.guard, seq, request, self.tokenizer.stream(after=request.prompt)):
             self._tokens_made += piece.token >= 0
             yield piece
 
@@ -134,7 +155,12 @@ class LM:
             "quant": self.quant,
             "isa": _core.level(),
             "threads": _core.threads(),
+            **metrics.summed(self.model, self.guard),
         }
+
+    def layer_metrics(self) -> list[dict[str, float]]:
+        """What the modes counted, layer by layer."""
+        return metrics.per_layer(self.model)
 
 
 def load(
@@ -143,12 +169,33 @@ def load(
     kv: str = "f16",
     threads: int = 0,
     progress: Callable[[float], None] | None = None,
+    *,
+    modes: Sequence[Mode] = (),
+    setup: Setup | None = None,
 ) -> LM:
-    """A model by name or path; see LoadOptions for what each argument means."""
+    """A model by name or path; see LoadOptions for what each argument means.
+
+    `modes`: as records, for example `[ralo.KWTA(k=0.5)]`; `setup`: the same and more, as read from flags or a plan.
+    """
+    if modes and setup:
+        raise RaloError("modes and setup are both given: choose one")
+    setup = setup or Setup(compose(modes))  # what does not go together is said before any work
     if quant not in ("auto", *QUANTS):
         raise RaloError(f"quant must be one of auto, {', '.join(QUANTS)}, got {quant!r}")
     if kv not in KV_KINDS:
         raise RaloError(f"kv must be one of {', '.join(KV_KINDS)}, got {kv!r}")
     cpu.setup(threads)
     cfg, weights, tokenizer = loader.load(str(model), quant, progress)
-    return LM(model, Model(cfg, weights), tokenizer, kv)
+    lm = LM(model, Model(cfg, weights), tokenizer, kv, setup.guard)
+    lm.use(setup.plan, _profile(model, setup, weights))
+    return lm
+
+
+def _profile(model: str | Path, setup: Setup, weights: Weights) -> Profile | None:
+    """The profile that was asked for, or one that lies beside the model."""
+    path = setup.profile or loader.where(str(model)) / profiles.NAME
+    if not setup.profile and not path.is_file():
+        return None
+    profile = profiles.load(path)
+    profile.check(weights, path)
+    return profile

@@ -21,9 +21,14 @@ DEFAULT_QUANT = "int8"  # perplexity within 0.1 % of float32 at a quarter of the
 ACCEPTED = "'mini', a Hugging Face directory, a .gguf file or a packed directory"
 
 
+def where(name: str) -> Path:
+    """Where a model lies."""
+    return SHIPPED / name if name == "mini" else Path(name)
+
+
 def load(name: str, quant: str, progress: Progress | None) -> tuple[ModelConfig, Weights, Callable[[], Tokenizer]]:
     """A model's shape, its packed weights, and how to open its tokenizer."""
-    path = SHIPPED / name if name == "mini" else Path(name)
+    path = where(name)
     if packed.is_packed(path):
         return packed.open_directory(path, quant)
     ckpt = open_checkpoint(name)
@@ -37,7 +42,7 @@ def open_checkpoint(name: str) -> Checkpoint:
         return random.checkpoint(name)
     if not name:
         raise RaloError(f"the model's name is empty; give {ACCEPTED}")
-    path = SHIPPED / name if name == "mini" else Path(name)
+    path = where(name)
     if packed.is_packed(path):
         raise RaloError(f"{name}: is packed; this needs the checkpoint that it was made from")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.config import ModelConfig
 from ralo.matrix import padded
+from ralo.modes.base import LayerSlots
 from ralo.rope import RopeTable
 from ralo.sequence import Sequence
 from ralo.weights import LayerWeights, Norm, Weights
@@ -20,10 +22,9 @@ PREFILL_CHUNK = 512  # tokens of a prompt computed together: bounds the memory o
 
 
 class Layer:
-    """One decoder layer. `x` is the residual stream (T, D padded), changed in place."""
+    """The two halves of one decoder layer."""
 
     def __init__(self, cfg: ModelConfig, w: LayerWeights, index: int) -> None:
-        self.index = index
         self.attention = _core.Attention(
             norm(cfg, w.attn_norm),
             w.qkv.core,
@@ -36,11 +37,6 @@ class Layer:
             cfg.windows[index],
         )
         self.mlp = _core.Mlp(norm(cfg, w.mlp_norm), w.up.core, w.down.core, cfg.d_ff, cfg.gated, cfg.act)
-        self.bytes_read = 0  # weights, keys and values so far, counted by the kernels
-
-    def run(self, x: F32, seq: Sequence, angles: tuple[F32 | None, F32 | None], exact: bool) -> None:
-        self.bytes_read += sum(self.attention.run(x, seq.layers[self.index].core, len(seq), *angles, exact))
-        self.bytes_read += self.mlp.run(x, exact)
 
 
 class Model:
@@ -49,14 +45,32 @@ class Model:
     def __init__(self, cfg: ModelConfig, weights: Weights) -> None:
         self.cfg, self.weights = cfg, weights
         self.layers = [Layer(cfg, w, i) for i, w in enumerate(weights.layers)]
+        self._stack = _core.Stack([(layer.attention, layer.mlp) for layer in self.layers])
+        self._bytes_read = 0  # by the layers, counted by the kernels
+        self.slots = [LayerSlots() for _ in self.layers]
+        self.modes_in_prefill = False
         self._final_norm = norm(cfg, weights.final_norm)
         self._rope = RopeTable(cfg.rope) if cfg.rope else None
 
-    def forward(self, tokens: Many[int], seq: Sequence, length: int = 0, exact: bool = True) -> F32:
+    def use(self, slots: list[LayerSlots], in_prefill: bool = False) -> None:
+        """Fills the slots of every layer; empty ones are dense. `in_prefill`: prompts go through them too."""
+        for layer, s in zip(self.layers, slots, strict=True):
+            layer.attention.use(s.qkv, s.o, s.attend)
+            layer.mlp.use(s.up, s.down, s.mlp)
+        self.slots, self.modes_in_prefill = slots, in_prefill
+
+    @property
+    def has_modes(self) -> bool:
+        return any(s.taken for s in self.slots)
+
+    def forward(
+        self, tokens: Many[int], seq: Sequence, length: int = 0, exact: bool = True, dense: bool = False
+    ) -> F32:
         """Runs tokens that follow `seq` and adds them to it; their final hidden states (T, D).
 
         `length`: of the whole prompt these tokens are part of, which the angles of dynamic RoPE depend on.
         `exact`: several tokens give what they would give one by one; else their activations may be rounded to bytes.
+        `dense`: as if no slot were filled.
         """
         seq.reserve(len(tokens))
         ids = np.asarray(tokens, np.int64)
@@ -66,9 +80,9 @@ class Model:
         if self.weights.positions is not None:
             at = self.cfg.position_offset
             x[:, : self.cfg.d_model] += self.weights.positions[at + start : at + stop]
-        angles = self._rope(start, stop, length) if self._rope else (None, None)
-        for layer in self.layers:
-            layer.run(x, seq, angles, exact)
+        cos, sin = self._rope(start, stop, length) if self._rope else (None, None)
+        caches, states = [layer.core for layer in seq.layers], None if dense else seq.states
+        self._bytes_read += sum(self._stack.run(x, caches, start, cos, sin, exact, states))
         seq.tokens.extend(int(t) for t in tokens)
         hidden = np.empty((len(tokens), self.cfg.d_model), np.float32)
         self._final_norm.run(x[:, : self.cfg.d_model], hidden)
@@ -78,21 +92,50 @@ class Model:
         """Final hidden states (T, D) -> scores of the next token (T, V)."""
         return self.weights.head(hidden)[:, : self.cfg.vocab]
 
-    def prefill(self, tokens: Many[int], seq: Sequence) -> F32:
+    def prefill(self, tokens: Many[int], seq: Sequence, dense: bool = False) -> F32:
         """Runs a prompt in chunks; scores of the token after it (V)."""
         hidden, length = np.zeros((0, 0), np.float32), len(seq) + len(tokens)
         for start in range(0, len(tokens), PREFILL_CHUNK):
-            hidden = self.forward(tokens[start : start + PREFILL_CHUNK], seq, length, exact=False)
+            chunk = tokens[start : start + PREFILL_CHUNK]
+            hidden = self.forward(chunk, seq, length, exact=False, dense=dense or not self.modes_in_prefill)
         return self.logits(hidden[-1:]).reshape(-1)
 
-    def step(self, token: int, seq: Sequence) -> F32:
+    def step(self, token: int, seq: Sequence, dense: bool = False) -> F32:
         """One more token; scores of the next (V)."""
-        return self.logits(self.forward((token,), seq)).reshape(-1)
+        return self.logits(self.forward((token,), seq, dense=dense)).reshape(-1)
 
     @property
     def bytes_read(self) -> int:
         """Weights, keys and values read so far, as the kernels counted them."""
-        return self.weights.head.bytes_read + sum(layer.bytes_read for layer in self.layers)
+        return self.weights.head.bytes_read + self._bytes_read
+
+
+class Runner(Protocol):
+    """What makes text: a model, a model under guard, or a model with its modes left aside."""
+
+    @property
+    def cfg(self) -> ModelConfig: ...
+    @property
+    def bytes_read(self) -> int: ...
+    def prefill(self, tokens: Many[int], seq: Sequence) -> F32: ...
+    def step(self, token: int, seq: Sequence) -> F32: ...
+
+
+class Dense:
+    """A model with its modes left aside: what they are compared with."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.cfg = model, model.cfg
+
+    @property
+    def bytes_read(self) -> int:
+        return self.model.bytes_read
+
+    def prefill(self, tokens: Many[int], seq: Sequence) -> F32:
+        return self.model.prefill(tokens, seq, dense=True)
+
+    def step(self, token: int, seq: Sequence) -> F32:
+        return self.model.step(token, seq, dense=True)
 
 
 def norm(cfg: ModelConfig, weights: Norm) -> _core.Norm:

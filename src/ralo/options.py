@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import os
+from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from ralo.errors import RaloError
@@ -22,9 +23,11 @@ def flag(
     high: float | None = None,
     short: str | None = None,
     metavar: str | None = None,
+    name: str | None = None,
 ) -> Any:
     """A dataclass field that is also a flag `--name`, an environment variable `RALO_NAME`, and a line of help."""
     metadata = {"help": help, "choices": choices, "low": low, "high": high, "short": short, "metavar": metavar}
+    metadata["name"] = name
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -42,16 +45,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def add_flags(parser: argparse.ArgumentParser, *records: type[Any]) -> None:
+def add_flags(parser: argparse._ActionsContainer, *records: type[Any], prefix: str = "") -> None:
     for record in records:
-        for field in _fields(record):
+        for field in fields(record):
             m = field.metadata
             names = [m["short"]] if m["short"] else []
             shown = "" if field.default in (None, "") else f" [{field.default}]"
             choices = "{" + ",".join(m["choices"]) + "}" if m["choices"] else None
             parser.add_argument(
                 *names,
-                _name(field),
+                "--" + flag_name(field, prefix),
                 default=None,
                 metavar=m["metavar"] or choices or field.name.upper(),
                 help=(m["help"] + shown).replace("%", "%%"),
@@ -65,30 +68,47 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def read_flags(record: type[T], args: argparse.Namespace) -> T:
     """The record with every value from, in rising precedence: its default, the environment, the command line."""
+    return record(**given(record, args))
+
+
+def given(record: type[Any], args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
+    """The fields that the command line or else the environment sets."""
     values = {}
-    hints = get_type_hints(record)
-    for field in _fields(record):
-        variable = "RALO_" + field.name.upper()
-        text, source = getattr(args, field.name, None), _name(field)
+    for field in fields(record):
+        name = flag_name(field, prefix)
+        variable = "RALO_" + name.replace("-", "_").upper()
+        text, source = getattr(args, name.replace("-", "_"), None), "--" + name
         if text is None and os.environ.get(variable):
             text, source = os.environ[variable], variable
         if text is not None:
-            values[field.name] = _parse(text, hints[field.name], field.metadata, source)
-    return record(**values)
+            values[field.name] = parse(record, field, text, source)
+    return values
 
 
-def _fields(record: type[Any]) -> list[dataclasses.Field[Any]]:
+def fields(record: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Those of a record that are flags."""
     return [f for f in dataclasses.fields(record) if "help" in f.metadata]
 
 
-def _name(field: dataclasses.Field[Any]) -> str:
-    return "--" + field.name.replace("_", "-")
+def flag_name(field: dataclasses.Field[Any], prefix: str = "") -> str:
+    own: str = field.metadata["name"] or "-".join(filter(None, (prefix, field.name.replace("_", "-"))))
+    return own
+
+
+def parse(record: type[Any], field: dataclasses.Field[Any], text: str, source: str) -> Any:
+    """A value as written on a command line, in the environment or in a plan, checked; `source` is named in errors."""
+    return _parse(text, get_type_hints(record)[field.name], field.metadata, source)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parse(text: str, kind: Any, m: Any, source: str) -> Any:
     if m["choices"] and text not in m["choices"]:
-        near = difflib.get_close_matches(text, m["choices"], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(text, m["choices"])
         raise RaloError(f"{source} must be one of {', '.join(m['choices'])}, got {text!r:.60}{hint}")
     if kind not in (int, float):
         return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ralo.errors import RaloError
 from ralo.model import PREFILL_CHUNK, Model
 from ralo.sequence import Sequence as TextState
 
+F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 
@@ -32,6 +33,26 @@ class Quality:
         return asdict(self)
 
 
+def scores(
+    model: Model, tokens: Sequence[int], ctx: int, kv: str, exact: bool = True, dense: bool = False
+) -> Iterator[tuple[int, int, F32]]:
+    """Scores of the tokens after positions [a, b) (b - a, V), in windows of `ctx` that do not overlap.
+
+    `exact`: as decoding predicts; else as a prompt is run, whose activations may be rounded. Modes work as they do
+    while decoding, with their state: several tokens at once give what they would give one by one.
+    """
+    if not 1 <= ctx <= model.cfg.max_context:
+        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
+    if len(tokens) < 2:
+        raise RaloError("the text is too short: perplexity needs at least two tokens")
+    for start in range(0, len(tokens) - 1, ctx):
+        stop = min(start + ctx, len(tokens) - 1)
+        seq = TextState.empty(model.cfg, kv)
+        for a in range(start, stop, PREFILL_CHUNK):
+            b = min(a + PREFILL_CHUNK, stop)
+            yield a, b, model.logits(model.forward(tokens[a:b], seq, stop - start, exact, dense))
+
+
 def losses(
     model: Model,
     tokens: Sequence[int],
@@ -40,41 +61,83 @@ def losses(
     progress: Callable[[float], None] | None = None,
     exact: bool = True,
 ) -> F64:
-    """Minus log probability of each token given those before it in its window of `ctx` (windows do not overlap).
-
-    `exact`: as decoding predicts; else as a prompt is run, whose activations may be rounded.
-    """
-    if not 1 <= ctx <= model.cfg.max_context:
-        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
-    if len(tokens) < 2:
-        raise RaloError("the text is too short: perplexity needs at least two tokens")
+    """Minus log probability of each token given those before it in its window of `ctx`."""
     out = np.empty(len(tokens) - 1)
-    for start in range(0, len(tokens) - 1, ctx):
-        stop = min(start + ctx, len(tokens) - 1)
-        seq = TextState.empty(model.cfg, kv)
-        for a in range(start, stop, PREFILL_CHUNK):
-            b = min(a + PREFILL_CHUNK, stop)
-            logits = model.logits(model.forward(tokens[a:b], seq, stop - start, exact))
-            out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
-            if progress:
-                progress(b / (len(tokens) - 1))
+    for a, b, logits in scores(model, tokens, ctx, kv, exact):
+        out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
+        if progress:
+            progress(b / (len(tokens) - 1))
     return out
 
 
-def nll(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> F64:
+def nll(logits: F32, targets: NDArray[np.int64]) -> F64:
     """Scores (T, V), targets (T) -> minus log probability of each target (T)."""
-    high = logits.max(axis=1, keepdims=True)
-    total = np.exp(logits - high).sum(axis=1, dtype=np.float64)
-    loss: F64 = np.log(total) + (high[:, 0] - logits[np.arange(len(targets)), targets])
+    loss: F64 = -log_probs(logits)[np.arange(len(targets)), targets].astype(np.float64)
     return loss
 
 
+def log_probs(logits: F32) -> F32:
+    """Scores (T, V) -> logarithms of their probabilities (T, V)."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    out: F32 = shifted - np.log(np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)).astype(np.float32)
+    return out
+
+
+def divergence(p: F32, q: F32) -> F64:
+    """KL divergence of each row of log probabilities q from p, in nats (T)."""
+    kl: F64 = (np.exp(p) * (p - q)).sum(axis=1, dtype=np.float64)
+    return kl
+
+
 def perplexity(
-    model: Model, tokens: Sequence[int], ctx: int, kv: str = "f16", progress: Callable[[float], None] | None = None
+    model: Model,
+    tokens: Sequence[int],
+    ctx: int,
+    kv: str = "f16",
+    progress: Callable[[float], None] | None = None,
+    exact: bool = True,
 ) -> Quality:
-    """With no mode on, the path that is run is dense itself: the comparison is exact by definition."""
+    """The path that decoding takes beside dense. With no mode on they are the same by definition."""
+    n = len(tokens) - 1
     with np.errstate(over="ignore", invalid="ignore"):  # damaged weights overflow; the line below says so
-        ppl = float(np.exp(losses(model, tokens, ctx, kv, progress).mean()))
-    if not np.isfinite(ppl):
+        if not model.has_modes:
+            loss = dense = losses(model, tokens, ctx, kv, progress, exact)
+            kl, same = 0.0, 1.0
+        else:
+            loss, dense, kl, same = _beside_dense(model, tokens, ctx, kv, progress, exact)
+        ppl, dense_ppl = float(np.exp(loss.mean())), float(np.exp(dense.mean()))
+    if not np.isfinite(dense_ppl):
         raise RaloError("perplexity is not a finite number: the model's weights are damaged")
-    return Quality(ppl, ppl, 0.0, (0.0, 0.0), 0.0, 1.0, len(tokens) - 1)
+    low, high = paired_interval(loss - dense)
+    return Quality(ppl, dense_ppl, _percent((loss - dense).mean()), (_percent(low), _percent(high)), kl, same, n)
+
+
+def _beside_dense(
+    model: Model, tokens: Sequence[int], ctx: int, kv: str, progress: Callable[[float], None] | None, exact: bool
+) -> tuple[F64, F64, float, float]:
+    """Losses with modes and of dense, mean KL, share of positions where both prefer the same token."""
+    n = len(tokens) - 1
+    loss, dense, kl, same = np.empty(n), np.empty(n), 0.0, 0
+    both = zip(scores(model, tokens, ctx, kv, exact), scores(model, tokens, ctx, kv, exact, dense=True), strict=True)
+    for (a, b, ours), (_, _, theirs) in both:
+        q, p = log_probs(ours), log_probs(theirs)
+        rows, targets = np.arange(b - a), np.asarray(tokens[a + 1 : b + 1])
+        loss[a:b], dense[a:b] = -q[rows, targets], -p[rows, targets]
+        kl += float(divergence(p, q).sum())
+        same += int((q.argmax(axis=1) == p.argmax(axis=1)).sum())
+        if progress:
+            progress(b / n)
+    return loss, dense, kl / n, same / n
+
+
+def paired_interval(difference: F64, block: int = 64) -> tuple[float, float]:
+    """95 % interval of the mean of per-token differences; neighbours resemble each other, so blocks are the samples."""
+    if len(difference) < 2 * block:
+        block = 1
+    blocks = difference[: len(difference) // block * block].reshape(-1, block).mean(axis=1)
+    half = 1.96 * float(blocks.std(ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
+    return float(difference.mean()) - half, float(difference.mean()) + half
+
+
+def _percent(log_ratio: float) -> float:
+    return 100 * float(np.expm1(log_ratio))

@@ -25,6 +25,18 @@ def progress(what: str) -> Iterator[Callable[[float], None] | None]:
         yield lambda share: bar.update(task, completed=share)
 
 
+@contextlib.contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """Says what is being done, for work whose length is not known; silent where nobody is watching."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda what: status.update(what)
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """First column to the left, the others to the right, as wide as it needs to be."""
     from rich import box

@@ -67,10 +67,12 @@ class Sequence:
     kv: str
     tokens: list[int]
     layers: list[LayerCache]
+    states: list[_core.LayerState]  # what modes remember, per layer
 
     @classmethod
     def empty(cls, cfg: ModelConfig, kv: str = "f16") -> Sequence:
-        return cls(cfg, kv, [], [LayerCache(cfg, kv) for _ in range(cfg.n_layers)])
+        each = range(cfg.n_layers)
+        return cls(cfg, kv, [], [LayerCache(cfg, kv) for _ in each], [_core.LayerState() for _ in each])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,12 +90,14 @@ class Sequence:
         if not 0 <= length <= len(self):
             raise ValueError(f"cannot trim {len(self)} tokens to {length}")
         del self.tokens[length:]
+        for state in self.states:
+            state.trim(length)
 
     def clone(self) -> Sequence:
         """An independent copy that can go on differently."""
         layers = [layer.clone(len(self)) for layer in self.layers]
-        return Sequence(self.cfg, self.kv, list(self.tokens), layers)
+        return Sequence(self.cfg, self.kv, list(self.tokens), layers, [state.clone() for state in self.states])
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(layer.nbytes for layer in self.layers) + sum(state.nbytes for state in self.states)

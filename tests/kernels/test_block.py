@@ -92,7 +92,7 @@ def test_mlp(level, threads, tokens, gated):
     half = _core.Mlp(_core.Norm(weight, None, EPS), up.core, down.core, F, gated, "silu")
     x = stream(tokens)
     before = x[:, :D].astype(np.float64)
-    read = half.run(x, True)
+    read = half.run(x)
     inner = rows_ref.norm_rms(before, weight, EPS)
     hidden = rows_ref.act("silu", linear(w[names[0]], inner)) * (linear(w["up"], inner) if gated else 1)
     np.testing.assert_allclose(x[:, :D], before + linear(w_down, hidden), atol=2e-5)
@@ -132,7 +132,7 @@ def test_halves_round_what_their_parts_round(level, quant):
         hidden = np.empty((tokens, F), np.float32)
         _core.act("silu", rows[:, up.slices["gate"]], rows[:, up.slices["up"]], hidden)
         want = applied(down, hidden, exact, x)
-        mlp.run(x, exact)
+        mlp.run(x, exact=exact)
         assert np.array_equal(x, want)
         found.append(x)
     assert np.array_equal(*found) == (level not in LEVELS)
@@ -152,7 +152,7 @@ def test_parts_that_do_not_fit_are_refused():
         lambda: _core.Mlp(norm, up.core, down.core, F + 64, True, "silu"),
         lambda: _core.Mlp(norm, up.core, down.core, F, False, "silu"),
         lambda: _core.Mlp(norm, up.core, down.core, F, True, "tanh"),
-        lambda: _core.Mlp(norm, up.core, down.core, F, True, "silu").run(np.zeros((1, D), np.float32), True),
+        lambda: _core.Mlp(norm, up.core, down.core, F, True, "silu").run(np.zeros((1, D), np.float32)),
     ]
     for i, case in enumerate(cases):
         with pytest.raises(ValueError):

@@ -10,12 +10,16 @@ from typing import Any
 
 from ralo import _core, peer, plot, screen
 from ralo.bench import Engine, Phase, Ralo, measure, row
-from ralo.commands.run import counted
+from ralo.commands.run import counted, modes_record
 from ralo.errors import RaloError
 from ralo.footprint import footprints
 from ralo.lm import LM, LoadOptions, load
 from ralo.matrix import QUANTS
+from ralo.model import Dense
 from ralo.options import add_flags, add_json, flag, read_flags
+from ralo.plan import Setup, add_mode_flags, read_setup
+from ralo.quality import perplexity
+from ralo.texts import held_out, sample
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,18 @@ class BenchOptions(LoadOptions):
     tokens: int = flag(32, "tokens per round in decode rows", short="-n", low=1, high=1 << 20)
     rounds: int = flag(7, "rounds; each measures every engine once", low=1, high=1000)
     peer: str = flag("", "engine to measure beside, with the same weights", choices=(peer.NAME,))
+    quality_tokens: int = flag(4096, "tokens of held-out text that a mode's quality is measured on", low=64, high=16384)
     plot: str = flag("", "draw the rows into this file, .html or .png", metavar="FILE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, BenchOptions)
+    add_mode_flags(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    options = read_flags(BenchOptions, args)
+    options, setup = read_flags(BenchOptions, args), read_setup(args)
     if options.peer:
         peer.check()
     if options.plot:
@@ -52,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         phases.append(("prefill", 0, options.prompt_tokens))
     rows: list[dict[str, Any]] = []
     for quant in quants:
-        speeds = _speeds(options, quant, phases)
+        speeds = _speeds(options, quant, phases, setup)
         sizes = footprints(options.model, quant, options.kv, options.threads, phases)
         rows += [speed | size for speed, size in zip(speeds, sizes, strict=True)]
     _show(rows, options)
@@ -80,11 +86,14 @@ def _quants(text: str) -> list[str]:
     return values
 
 
-def _speeds(options: BenchOptions, quant: str, phases: list[Phase]) -> list[dict[str, Any]]:
-    lm = load(options.model, quant, options.kv, options.threads)
+def _speeds(options: BenchOptions, quant: str, phases: list[Phase], setup: Setup) -> list[dict[str, Any]]:
+    lm = load(options.model, quant, options.kv, options.threads, setup=setup)
     room = _room(lm, phases)
-    ours = Ralo(lm)
+    text = sample(lm)
+    ours = Ralo(lm, lm.guard, text)
     engines: dict[str, Engine] = {"ralo": ours}
+    if lm.model.has_modes:
+        engines["dense"] = Ralo(lm, Dense(lm.model), text)
     beside = (options.peer, peer.QUANTS[lm.quant]) if options.peer else ()
     rows, done, steps = [], 0, len(phases) * (options.rounds + 1)
 
@@ -101,7 +110,14 @@ def _speeds(options: BenchOptions, quant: str, phases: list[Phase]) -> list[dict
         for phase, ctx, tokens in phases:
             samples = measure(engines, phase, ctx, tokens, options.rounds, tick)
             rows.append(row(lm, samples, (phase, ctx, tokens), ours.bytes_per_token(phase), beside))
-    return rows
+    if not lm.model.has_modes:
+        return rows
+    with screen.progress("measuring quality") as bar:  # a speed without its quality is not shown
+        tokens_held_out = held_out(lm, options.quality_tokens)
+        quality = perplexity(lm.model, tokens_held_out, min(1024, lm.model.cfg.max_context), lm.kv, bar)
+    said = {"delta_ppl_pct": quality.delta_ppl_pct, "delta_ppl_ci95": quality.ci95, "kl": quality.kl}
+    said |= {"top1_agree": quality.top1_agree, "quality_tokens": quality.tokens, **modes_record(lm)}
+    return [r | said for r in rows]
 
 
 def _room(lm: LM, phases: list[Phase]) -> int:
@@ -120,6 +136,8 @@ def _room(lm: LM, phases: list[Phase]) -> int:
 
 def _show(rows: list[dict[str, Any]], options: BenchOptions) -> None:
     columns = ["phase", "ctx", "quant", "tok/s", "min … max", "read/token", "GB/s", "of stream", "RSS / limit"]
+    if any("kl" in r for r in rows):
+        columns += ["speed-up", "95 %", "Δppl %", "95 %", "KL"]
     if options.peer:
         columns += [options.peer, "ralo / peer", "95 %"]
     shown = []
@@ -132,6 +150,10 @@ def _show(rows: list[dict[str, Any]], options: BenchOptions) -> None:
             f"{r['bandwidth_share']:.0%}",
             f"{r['rss_mb']:.0f} / {r['rss_limit_mb']:.0f} MB",
         ]
+        if "kl" in r:
+            (a, b), (c, d) = r["ci95"], r["delta_ppl_ci95"]
+            line += [f"{r['speedup']:.2f}x", f"{a:.2f} … {b:.2f}", f"{r['delta_ppl_pct']:+.2f}"]
+            line += [f"{c:+.2f} … {d:+.2f}", f"{r['kl']:.4f}"]
         if options.peer:
             a, b = r["vs_peer_ci95"]
             line += [f"{r['peer_quant']} {r['peer_tok_s']:.1f}", f"{r['vs_peer']:.2f}x", f"{a:.2f} … {b:.2f}"]

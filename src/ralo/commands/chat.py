@@ -14,6 +14,7 @@ from ralo.errors import RaloError
 from ralo.generate import Stats
 from ralo.lm import LM, LoadOptions
 from ralo.options import add_flags, add_json, flag, read_flags
+from ralo.plan import add_mode_flags, read_setup
 from ralo.sampling import Sampling
 from ralo.sequence import Sequence
 
@@ -26,6 +27,7 @@ class ChatOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, ChatOptions, Sampling)
+    add_mode_flags(parser)
     add_json(parser)
 
 
@@ -76,7 +78,7 @@ class Conversation:
 
 def run(args: argparse.Namespace) -> int:
     options, sampling = read_flags(ChatOptions, args), read_flags(Sampling, args)
-    lm = open_model(read_flags(LoadOptions, args))
+    lm = open_model(read_flags(LoadOptions, args), read_setup(args))
     talk = Conversation(lm, options, sampling)
     if not lm.tokenizer.has_chat:
         print("This model has no chat template: it goes on with your text.", file=sys.stderr)

@@ -8,17 +8,21 @@ from ralo import _core, screen
 from ralo.commands.run import open_model
 from ralo.lm import LM, LoadOptions
 from ralo.options import add_flags, add_json, read_flags
+from ralo.plan import add_mode_flags, read_setup
 from ralo.sequence import KV_BYTES
+
+HALVES = {"o": "attend", "up": "mlp"}  # the slot of a half is shown with the matrix that it changes most
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions)
+    add_mode_flags(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options = read_flags(LoadOptions, args)
-    lm = open_model(options)
+    lm = open_model(options, read_setup(args))
     rows, info = plan(lm), about(lm)
     print(f"{options.model}: " + ", ".join(f"{k} {v}" for k, v in info.items()))
     columns = ("layer", "matrix", "sites", "in", "out", "storage", "bytes", "runs")
@@ -26,10 +30,11 @@ def run(args: argparse.Namespace) -> int:
     screen.table(columns, shown)
     weights = sum(int(str(r["bytes"])) for r in rows)
     print(f"weights read per token: {screen.size(weights)}; cache per token of context: {screen.size(cache_bytes(lm))}")
+    for note in lm.plan.notes:
+        print(note)
     if args.json:
-        screen.json_line(
-            {**info, "weight_bytes_per_token": weights, "kv_bytes_per_position": cache_bytes(lm), "rows": rows}
-        )
+        read = {"weight_bytes_per_token": weights, "kv_bytes_per_position": cache_bytes(lm)}
+        screen.json_line({**info, **read, "rows": rows, "notes": lm.plan.notes})
     return 0
 
 
@@ -60,8 +65,15 @@ def plan(lm: LM) -> list[dict[str, object]]:
         layer, _, matrix = name.removeprefix("layers.").rpartition(".")
         sites, out = "+".join(m.parts), sum(m.parts.values())
         row = {"layer": layer or "-", "matrix": matrix, "sites": sites, "in": m.ic, "out": out}
-        rows.append({**row, "storage": m.quant, "bytes": m.nbytes, "runs": "dense"})
+        rows.append({**row, "storage": m.quant, "bytes": m.nbytes, "runs": runs(lm, layer, matrix)})
     return rows
+
+
+def runs(lm: LM, layer: str, matrix: str) -> str:
+    """What stands in the slots of a matrix: its own, and those of the half of the layer that it belongs to."""
+    taken = lm.model.slots[int(layer)].taken if layer else {}
+    names = [name for name in (matrix, HALVES.get(matrix, "")) if name in taken]
+    return "; ".join(f"{taken[name].mode}: {taken[name].runs}" for name in names) or "dense"
 
 
 def cache_bytes(lm: LM) -> int:

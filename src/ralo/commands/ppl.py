@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ralo import peer, screen
-from ralo.commands.run import open_model, read_text
+from ralo.commands.run import modes_record, open_model, read_text
 from ralo.errors import RaloError
 from ralo.lm import LM, LoadOptions
 from ralo.options import add_flags, add_json, flag, read_flags
+from ralo.plan import add_mode_flags, read_setup
 from ralo.quality import perplexity
 
 
@@ -27,17 +28,19 @@ class PplOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, PplOptions)
+    add_mode_flags(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options, model = read_flags(PplOptions, args), read_flags(LoadOptions, args)
+    setup = read_setup(args)
     if not options.text:
         raise RaloError("--text FILE is missing: the text to measure on")
     text = read_text(Path(options.text))
     if options.peer:
         peer.check()
-    lm = open_model(model)
+    lm = open_model(model, setup)
     ctx = options.ctx or min(1024, lm.model.cfg.max_context)
     tokens = lm.encode(text)
     if options.tokens:
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     screen.table(columns, [row])
     if args.json:
         run_as = {"model": model.model, "quant": lm.quant, "kv": lm.kv, "ctx": ctx}
-        screen.json_line({**quality.to_dict(), **run_as, **beside})
+        screen.json_line({**quality.to_dict(), **run_as, **beside, **modes_record(lm)})
     return 0
 
 

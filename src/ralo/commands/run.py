@@ -13,6 +13,7 @@ from ralo.errors import RaloError
 from ralo.generate import ON_FULL, Request, Stats
 from ralo.lm import LM, LoadOptions, load
 from ralo.options import add_flags, add_json, flag, read_flags
+from ralo.plan import Setup, add_mode_flags, read_setup
 from ralo.sampling import Sampling
 
 PROMPT = "It was a dark and stormy night, and the old house at the end of the lane"
@@ -28,17 +29,19 @@ class RunOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, RunOptions, Sampling)
+    add_mode_flags(parser)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; repeatable")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options, sampling, model = read_flags(RunOptions, args), read_flags(Sampling, args), read_flags(LoadOptions, args)
+    setup = read_setup(args)
     if args.prompt is not None and args.prompt_file is not None:
         raise RaloError("--prompt and --prompt-file are both given: choose one")
     prompt = read_prompt(options if args.prompt is None else replace(options, prompt_file=""))
     stop = args.stop or [text for text in [os.environ.get("RALO_STOP")] if text]
-    lm = open_model(model)
+    lm = open_model(model, setup)
     request = lm.request(prompt, options.tokens, stop=stop, on_full=options.on_full, sampling=sampling)
     text, interrupted = stream(lm, request, echo=prompt)
     print()
@@ -70,9 +73,9 @@ def read_text(path: Path) -> str:
         raise RaloError(f"{path}: {error.strerror or error}") from error
 
 
-def open_model(options: LoadOptions) -> LM:
+def open_model(options: LoadOptions, setup: Setup | None = None) -> LM:
     with screen.progress("packing weights") as bar:
-        return load(options.model, options.quant, options.kv, options.threads, bar)
+        return load(options.model, options.quant, options.kv, options.threads, bar, setup=setup)
 
 
 def stream(lm: LM, request: Request, echo: str = "") -> tuple[str, bool]:
@@ -97,12 +100,29 @@ def stats_line(lm: LM, stats: Stats) -> str:
         parts[-1] += f" at {stats.decode_tok_s:.1f} tok/s"
         parts.append(f"{screen.size(stats.bytes_per_token)}/token ({rate:.1f} GB/s)")
     threads = counted(_core.threads(), "thread")
-    parts.append(f"{lm.quant} weights, {lm.kv} cache, {threads}, {_core.level()}, dense")
+    parts.append(f"{lm.quant} weights, {lm.kv} cache, {threads}, {_core.level()}, {modes_line(lm, stats)}")
     if stats.finish == "context":
         parts.append(f"stopped: context of {lm.model.cfg.max_context} tokens is full")
     elif stats.finish == "interrupted":
         parts.append("cut short")
     return "[" + " · ".join(parts) + "]"
+
+
+def modes_line(lm: LM, stats: Stats) -> str:
+    """What the modes did, and whether the guard had to act."""
+    if not lm.model.has_modes:
+        return "dense"
+    m = lm.metrics()
+    parts = [f"{name} keep {m[f'{name}.keep_ratio']:.2f}" for name in lm.guard.modes if f"{name}.keep_ratio" in m]
+    skipped = sum(float(value) for name, value in m.items() if name.endswith(".bytes_skipped"))
+    if stats.steps:
+        parts.append(f"{screen.size(skipped / stats.steps)}/token skipped")
+    if checks := int(float(m["guard.checks"])):
+        parts.append(f"{counted(checks, 'check')}: KL {m['guard.kl']:.3f}, top-1 {m['guard.top1']:.0%}")
+    parts += [f"guard switched {event}" for event in lm.guard.events]
+    if bad := int(float(m["guard.nonfinite"])):
+        parts.append(f"{counted(bad, 'result')} not finite, computed densely")
+    return ", ".join(parts)
 
 
 def counted(n: int, what: str) -> str:
@@ -117,4 +137,13 @@ def stats_record(lm: LM, stats: Stats) -> dict[str, object]:
         "bytes_per_token": stats.bytes_per_token,
         **{k: v for k, v in lm.metrics().items() if k in ("quant", "isa", "threads")},
         "kv": lm.kv,
+        **modes_record(lm),
     }
+
+
+def modes_record(lm: LM) -> dict[str, object]:
+    """Metrics of the modes, in all and per layer, what was decided between them, and what the guard did."""
+    if not lm.model.has_modes:
+        return {}
+    named = {k: v for k, v in lm.metrics().items() if "." in k}
+    return {"metrics": named, "layers": lm.layer_metrics(), "notes": lm.plan.notes, "events": lm.guard.events}

@@ -1,0 +1,96 @@
+// Neurons of a part of a matrix row by row, and the MLP slot that reads only those its gate opens.
+#include "modes/neurons.h"
+
+#include "buffer.h"
+#include "kwta.h"
+
+namespace {
+
+using Bytes = Array<const uint8_t, 2>;
+using List = Array<const uint32_t, 1>;
+
+NeuronRows rows_of(const std::string& quant, size_t d, size_t f, const Bytes& data, const ConstScales& scales) {
+  need(d > 0 && d < (1u << 24) && f > 0 && f < (1u << 28), "neurons are too many or too wide");
+  const NeuronRows w{quant_of(quant), const_cast<uint8_t*>(data.data()),
+                     scales ? const_cast<uint16_t*>(scales->data()) : nullptr, d, f};
+  need(data.shape(0) == f && data.shape(1) == w.row_bytes(), "data must be (f, row_bytes)");
+  need(scales.has_value() == (w.groups() > 0), "int8 and int4 have scales, f32 and bf16 have none");
+  if (scales)
+    need(scales->shape(0) == w.groups() && scales->shape(1) == w.width(), "scales must be (groups, d padded)");
+  return w;
+}
+
+// A new array (rows, columns) on whole lines, or huge pages where it is large.
+template <class T>
+using Fresh = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
+template <class T>
+Fresh<T> fresh(size_t rows, size_t columns) {
+  auto memory = std::make_unique<Buffer<T>>();
+  T* data = memory->get(rows * columns);
+  nb::capsule owner(memory.get(), [](void* p) noexcept { delete static_cast<Buffer<T>*>(p); });
+  memory.release();
+  return {data, {rows, columns}, owner};
+}
+
+std::pair<Fresh<uint8_t>, std::optional<Fresh<uint16_t>>> neuron_rows(const Matrix& matrix, size_t o0, size_t f) {
+  const Mat& w = matrix.w;
+  need(f > 0 && o0 % kPad == 0 && o0 <= w.oc && f <= w.oc - o0, "neurons must start at a multiple of PAD and be there");
+  NeuronRows out{w.quant, nullptr, nullptr, w.ic, f};
+  auto data = fresh<uint8_t>(f, out.row_bytes());
+  auto scales = fresh<uint16_t>(out.groups(), out.width());
+  out.data = data.data(), out.scales = scales.data();
+  {
+    nb::gil_scoped_release release;
+    lay_out(w, o0, out);
+  }
+  if (out.groups()) return {data, scales};
+  return {data, std::nullopt};
+}
+
+size_t run_neurons(const std::string& quant, Bytes data, ConstScales scales, List list, Array<const float, 1> x,
+                   Array<float, 1> y) {
+  const NeuronRows w = rows_of(quant, x.shape(0), y.shape(0), data, scales);
+  for (size_t i = 0; i < list.shape(0); ++i)
+    need(list(i) < w.f && (i == 0 || list(i - 1) < list(i)), "neurons must ascend and be below f");
+  nb::gil_scoped_release release;
+  return neurons(w, list.data(), list.shape(0), x.data(), y.data());
+}
+
+struct KwtaMlpObject : KwtaMlp {
+  Bytes data;
+  ConstScales scales;
+  Norms norms;
+  KwtaMlpObject(const std::string& quant, size_t d, size_t f, Bytes data_, ConstScales scales_, Norms norms_,
+                size_t block, const std::string& pick, double amount, float temp, size_t duty, bool seed, bool zeros)
+      : KwtaMlp(rows_of(quant, d, f, data_, scales_),
+                {f, block, norms_ ? norms_->data() : nullptr, rule_of(pick, amount, temp)}, {duty, seed}, zeros),
+        data(std::move(data_)),
+        scales(std::move(scales_)),
+        norms(std::move(norms_)) {
+    need(block > 0 && duty > 0, "block and duty must be positive");
+    if (norms) need(norms->shape(0) == f, "norms must be (f,)");
+  }
+  void set_rule(const std::string& pick, double amount, float temp) {
+    winners.chooser.rule = rule_of(pick, amount, temp);
+  }
+};
+
+}  // namespace
+
+void bind_neurons(nb::module_& m) {
+  m.def("neuron_rows", neuron_rows, nb::arg("matrix"), nb::arg("o0"), nb::arg("f"),
+        "Outputs [o0, o0 + f) neuron by neuron, the same stored values: data (f, row_bytes) and scales (groups, d "
+        "padded) or None");
+  m.def("neurons", run_neurons, nb::arg("quant"), array("data"), array("scales").none(), array("list"), array("x"),
+        array("y"), "y[j] = x . neuron j for the j of an ascending list; returns the bytes of weights read");
+  nb::class_<KwtaMlpObject, MlpSlot>(m, "KwtaMlp",
+                                     "Only the neurons with the largest |act(gate)| * norm are read of up and down")
+      .def(nb::init<const std::string&, size_t, size_t, Bytes, ConstScales, Norms, size_t, const std::string&, double,
+                    float, size_t, bool, bool>(),
+           nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(), array("norms").none(),
+           nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"), nb::arg("duty"), nb::arg("seed"),
+           nb::arg("zeros"))
+      .def("set_rule", &KwtaMlpObject::set_rule, nb::arg("pick"), nb::arg("amount"), nb::arg("temp"))
+      .def_rw("plant", &KwtaMlpObject::plant, "the next winner gets a NaN: shows that the guard works")
+      .def("counts", [](const KwtaMlpObject& k) { return dict_of(k.winners.counts); });
+}

@@ -1,0 +1,50 @@
+// Slots and what a text remembers in them.
+#include "slots.h"
+
+#include <nanobind/stl/unique_ptr.h>
+
+#include "modes/tap.h"
+#include "objects.h"
+
+namespace {
+
+std::unique_ptr<LayerState> cloned(const LayerState& s) {
+  auto out = std::make_unique<LayerState>();
+  for (size_t i = 0; i < s.at.size(); ++i) out->at[i] = s.at[i] ? s.at[i]->clone() : nullptr;
+  return out;
+}
+void trim(LayerState& s, size_t length) {
+  for (auto& state : s.at)
+    if (state) state->trim(length);
+}
+size_t nbytes(const LayerState& s) {
+  size_t sum = 0;
+  for (auto& state : s.at) sum += state ? state->nbytes() : 0;
+  return sum;
+}
+
+Array<float, 2> taken_rows(Tap& tap) {
+  auto* rows = new std::vector<float>(std::move(tap.rows));
+  tap.rows.clear();
+  nb::capsule owner(rows, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return Array<float, 2>(rows->data(), {rows->size() / tap.n, tap.n}, owner);
+}
+
+}  // namespace
+
+void bind_slots(nb::module_& m) {
+  nb::class_<LayerState>(m, "LayerState", "What the modes of one layer remember of one text")
+      .def(nb::init<>())
+      .def("clone", &cloned)
+      .def("trim", &trim, nb::arg("length"))
+      .def_prop_ro("nbytes", &nbytes);
+  nb::class_<Slot>(m, "Slot", "A mode at one place in one layer")
+      .def_rw("on", &Slot::on, "off: dense")
+      .def_ro("nonfinite", &Slot::nonfinite, "results that were not finite and were computed densely instead");
+  nb::class_<Input, Slot>(m, "Input", "In front of a linear map");
+  nb::class_<Tap, Input>(m, "Tap", "Changes nothing and keeps what came by")
+      .def(nb::init<size_t>(), nb::arg("n"))
+      .def("take", &taken_rows, "Rows (T, n) since the last call");
+  nb::class_<AttendSlot, Slot>(m, "AttendSlot", "In place of attention over the cache");
+  nb::class_<MlpSlot, Slot>(m, "MlpSlot", "In place of an MLP after its norm");
+}

@@ -1,0 +1,131 @@
+// Winners are chosen by the calling thread (microseconds); the map that reads only them is split over the pool.
+#include "modes/kwta.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "buffer.h"
+
+namespace {
+
+constexpr size_t kCompareEvery = 16;  // positions between two looks at how much the winners change
+
+size_t pick(const Rule& r, const float* x, const float* norms, size_t n, uint32_t* out) {
+  static thread_local Buffer<uint32_t> score;
+  static thread_local Buffer<float> weights;
+  switch (r.pick) {
+    case Pick::top: return kernels().select_top(x, norms, n, std::min(r.k, n), score.get(n), out);
+    case Pick::near: return kernels().select_near(x, norms, n, std::min(r.k, n), r.least, score.get(n), out);
+    case Pick::above: return kernels().select_above(x, norms, n, r.least, score.get(n), out);
+    default: return kernels().select_mass(x, norms, n, r.mass, 1.f / r.temp, score.get(n), weights.get(n), out);
+  }
+}
+
+}  // namespace
+
+size_t Chooser::choose(const float* x, uint32_t* out) const {
+  if (block == 1) return pick(rule, x, norms, n, out);
+  static thread_local Buffer<float> strengths;
+  static thread_local Buffer<uint32_t> chosen;
+  float* strength = strengths.get(blocks());
+  for (size_t b = 0; b < blocks(); ++b) {
+    float square = 0;
+    for (size_t i = b * block; i < std::min((b + 1) * block, n); ++i) {
+      const float score = norms ? x[i] * norms[i] : x[i];
+      square += score * score;
+    }
+    strength[b] = std::sqrt(square);
+  }
+  uint32_t* list = chosen.get(blocks());
+  const size_t won = pick(rule, strength, nullptr, blocks(), list);
+  size_t count = 0;
+  for (size_t w = 0; w < won; ++w)
+    for (size_t i = list[w] * block; i < std::min((list[w] + 1) * block, n); ++i)
+      out[count++] = static_cast<uint32_t>(i);
+  return count;
+}
+
+size_t Winners::choose(Held& held, const float* x, size_t position) {
+  const size_t n = chooser.n;
+  held.list.resize(n);
+  ++counts.steps, counts.channels += n;
+  if (position % duty.every != 0 && (duty.seed || held.valid)) {
+    ++counts.held;
+    if (duty.seed) {
+      for (size_t i = 0; i < n; ++i) held.list[i] = static_cast<uint32_t>(i);
+      held.count = n;
+    }
+  } else {
+    const bool look = held.valid && position % kCompareEvery == 0;
+    if (look) held.before.assign(held.list.begin(), held.list.begin() + static_cast<long>(held.count));
+    held.count = chooser.choose(x, held.list.data());
+    held.from = position, held.valid = true;
+    if (look) compare(held);
+  }
+  counts.kept += held.count;
+  return held.count;
+}
+
+void Winners::compare(const Held& held) {
+  size_t same = 0, j = 0;
+  for (size_t i = 0; i < held.count; ++i) {
+    while (j < held.before.size() && held.before[j] < held.list[i]) ++j;
+    same += j < held.before.size() && held.before[j] == held.list[i];
+  }
+  counts.changed += held.count ? 1. - static_cast<double>(same) / static_cast<double>(held.count) : 0.;
+  ++counts.compared;
+}
+
+size_t KwtaInput::apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
+  if (tokens == 0) return 0;
+  static thread_local Buffer<float> saved;
+  const size_t size = tokens * l.w->oc;
+  float* old = add ? saved.get(size) : nullptr;  // what a result that is not finite is added to in vain
+  if (add) std::memcpy(old, y, size * sizeof(float));
+  Held& held = static_cast<Held&>(state(pass, l.place));
+  size_t bytes = tokens == 1 ? one(held, l, x, y, add, pass) : many(held, l, x, tokens, y, add, pass);
+  if (plant) y[0] = std::numeric_limits<float>::quiet_NaN(), plant = false;
+  if (!kernels().finite(y, size)) {
+    ++nonfinite;
+    if (add) std::memcpy(y, old, size * sizeof(float));
+    bytes += ::apply(*l.w, l.bias, x, tokens, y, add, pass.many);
+  }
+  return bytes;
+}
+
+size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
+  const size_t count = winners.choose(held, x, pass.past);
+  size_t bytes;
+  if (count == n) {
+    bytes = ::apply(*l.w, l.bias, x, 1, y, add, pass.many);
+  } else {
+    static thread_local Buffer<float> scaled;
+    if (renorm && count) {
+      float* louder = scaled.get(n);
+      for (size_t i = 0; i < n; ++i) louder[i] = x[i] * static_cast<float>(n) / static_cast<float>(count);
+      x = louder;
+    }
+    bytes = apply_some(*l.w, {held.list.data(), count}, l.bias, x, y, add);
+  }
+  winners.counts.bytes_read += bytes;
+  winners.counts.bytes_skipped += l.w->bytes() - bytes;
+  return bytes;
+}
+
+// Several tokens read all weights anyway: what did not win is zero, which gives what the tokens would give one by one.
+size_t KwtaInput::many(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add,
+                       const Pass& pass) {
+  static thread_local Buffer<float> rows;
+  float* kept = rows.get(tokens * n);
+  for (size_t t = 0; t < tokens; ++t) {
+    const float* from = x + t * n;
+    float* to = kept + t * n;
+    const size_t count = winners.choose(held, from, pass.past + t);
+    const float scale = renorm && count ? static_cast<float>(n) / static_cast<float>(count) : 1.f;
+    std::memset(to, 0, n * sizeof(float));
+    for (size_t i = 0; i < count; ++i) to[held.list[i]] = from[held.list[i]] * scale;
+  }
+  return ::apply(*l.w, l.bias, kept, tokens, y, add, pass.many);
+}

@@ -1,0 +1,72 @@
+// k winners take all: of the inputs of a linear map only those with the largest |x| * norm are used.
+#pragma once
+#include <vector>
+
+#include "block.h"
+
+// How many win: the k largest, or about as many, which is faster with a guess of the bound; all from a bound on; or the
+// fewest that hold `mass` of the sum of score^(1 / temp).
+enum class Pick { top, near, above, mass };
+struct Rule {
+  Pick pick;
+  size_t k;     // in blocks
+  float least;  // the bound, or a guess of it
+  float mass, temp;
+};
+
+// Chooses among n values; with block > 1 whole blocks win, by the L2 norm of their scores.
+struct Chooser {
+  size_t n, block;
+  const float* norms;  // (n) or null
+  Rule rule;
+  // Winners in ascending order into out (n); how many. blocks() is what rule.k counts.
+  size_t choose(const float* x, uint32_t* out) const;
+  size_t blocks() const { return (n + block - 1) / block; }
+};
+
+// The winners of one text. They are chosen every `duty` positions and held in between.
+struct Held : State {
+  std::vector<uint32_t> list, before;
+  size_t count = 0, from = 0;  // position they were chosen at
+  bool valid = false;
+  std::unique_ptr<State> clone() const override { return std::make_unique<Held>(*this); }
+  void trim(size_t length) override { valid = valid && from < length; }
+  size_t nbytes() const override { return (list.capacity() + before.capacity()) * sizeof(uint32_t); }
+};
+
+struct KwtaCounts {
+  uint64_t steps, channels, kept;      // tokens; channels in all and those used
+  uint64_t held;                       // tokens that duty spared the choice
+  uint64_t bytes_read, bytes_skipped;  // of weights, while decoding
+  double changed;  // share of winners that had not won the step before, summed over `compared` steps
+  uint64_t compared;
+};
+
+struct Duty {
+  size_t every;
+  bool seed;  // the document's form: chosen one step in `every`, dense in between
+};
+
+struct Winners {
+  Chooser chooser;
+  Duty duty;
+  KwtaCounts counts{};
+  // The winners of the token at `position`; they lie in held.list.
+  size_t choose(Held& held, const float* x, size_t position);
+
+ private:
+  void compare(const Held& held);
+};
+
+struct KwtaInput : Input {
+  Winners winners;
+  bool renorm;         // results times n / kept
+  bool plant = false;  // the next result gets a NaN: shows that the guard works
+  KwtaInput(const Chooser& c, const Duty& d, bool renorm_) : Input(c.n), winners{c, d}, renorm(renorm_) {}
+  std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
+  size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
+
+ private:
+  size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
+  size_t many(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
+};

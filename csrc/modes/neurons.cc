@@ -1,0 +1,104 @@
+// One token reads the rows of up and the channels of down that won. Several tokens read all weights anyway: what did
+// not win is zero, which gives what the tokens would give one by one.
+#include "modes/neurons.h"
+
+#include <cstring>
+#include <limits>
+
+#include "buffer.h"
+#include "pool.h"
+
+const char* KwtaMlp::misfit(const Mlp& m) const {
+  if (!m.gated) return "neurons are chosen by a gate, and this MLP has none";
+  if (rows.d != m.up.w->ic || rows.f != m.f) return "a slot's neurons are of another shape than its MLP";
+  return rows.quant == m.up.w->quant ? nullptr : "a slot's neurons are of another precision than its MLP";
+}
+
+size_t KwtaMlp::run(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+  if (tokens == 0) return 0;
+  Held& held = static_cast<Held&>(state(pass, kMlp));
+  return tokens == 1 ? one(held, m, in, x, pass) : many(held, m, in, tokens, x, pass);
+}
+
+// The winners among act(gate), without zeros where those are dropped. Held winners stay as they are: what is zero now
+// may not be at the next token.
+Channels KwtaMlp::choose(Held& held, const float* a, size_t position) {
+  static thread_local Buffer<uint32_t> others;
+  const size_t count = winners.choose(held, a, position);
+  if (!zeros) return {held.list.data(), count};
+  uint32_t* list = others.get(count);
+  size_t kept = 0;
+  for (size_t i = 0; i < count; ++i)
+    if (a[held.list[i]] != 0.f) list[kept++] = held.list[i];
+  winners.counts.kept -= count - kept;
+  return {list, kept};
+}
+
+// a = a * (u + bias) where a neuron won, zero elsewhere; u is only read there.
+void KwtaMlp::join(const Channels& won, const float* u, const float* bias, float* a) {
+  size_t j = 0;
+  for (size_t i = 0; i < won.count; ++i, ++j) {
+    const size_t winner = won.list[i];
+    std::memset(a + j, 0, (winner - j) * sizeof(float));
+    j = winner;
+    a[j] *= bias ? u[j] + bias[j] : u[j];
+  }
+  std::memset(a + j, 0, (rows.f - j) * sizeof(float));
+  if (plant && won.count) a[won.list[0]] = std::numeric_limits<float>::quiet_NaN(), plant = false;
+}
+
+size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
+  static thread_local Buffer<float> gates, hidden, ups;
+  if (!zeros && winners.duty.seed && pass.past % winners.duty.every != 0) {  // dense, whatever the gate says
+    winners.choose(held, nullptr, pass.past);
+    return all(m, in, x, pass);
+  }
+  const Mat& w = *m.up.w;
+  float *gate = gates.get(w.oc), *h = hidden.get(m.f), *u = ups.get(m.f);
+  size_t bytes = apply_part(w, {nullptr, w.ic}, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
+  kernels().act(m.act, gate + m.gate, nullptr, m.f, h);
+  const Channels won = choose(held, h, pass.past);
+  if (won.count == m.f && !zeros) return bytes + all(m, in, x, pass);
+  const size_t read = neurons(rows, won.list, won.count, in, u);
+  winners.counts.bytes_read += read;
+  winners.counts.bytes_skipped += rows.bytes() - read;
+  bytes += read;
+  join(won, u, m.up.bias ? m.up.bias + m.value : nullptr, h);
+  if (kernels().finite(h, m.f)) return bytes + down(m, won, h, x, pass);
+  ++nonfinite;
+  return bytes + mlp_dense(m, in, 1, x, {pass.many, pass.past, nullptr});
+}
+
+size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+  static thread_local Buffer<float> ups, hidden;
+  const size_t stride = m.up.w->oc;
+  float *up = ups.get(tokens * stride), *h = hidden.get(tokens * m.f);
+  const size_t bytes = apply(*m.up.w, m.up.bias, in, tokens, up, false, pass.many);
+  by_rows(tokens, [&](size_t first, size_t n) {
+    for (size_t t = first; t < first + n; ++t)
+      kernels().act(m.act, up + t * stride + m.gate, nullptr, m.f, h + t * m.f);
+  });
+  for (size_t t = 0; t < tokens; ++t) {
+    const Channels won = choose(held, h + t * m.f, pass.past + t);
+    join(won, up + t * stride + m.value, nullptr, h + t * m.f);
+  }
+  if (kernels().finite(h, tokens * m.f)) return bytes + apply(m.down, h, tokens, x, true, pass);
+  ++nonfinite;
+  return bytes + mlp_dense(m, in, tokens, x, {pass.many, pass.past, nullptr});
+}
+
+// A slot in front of down chooses for itself, and counts what it reads.
+size_t KwtaMlp::down(const Mlp& m, const Channels& won, const float* h, float* x, const Pass& pass) {
+  if (taken(m.down.input, pass)) return apply(m.down, h, 1, x, true, pass);
+  const size_t read = apply_some(*m.down.w, won, m.down.bias, h, x, true);
+  winners.counts.bytes_read += read;
+  winners.counts.bytes_skipped += m.down.w->bytes() - read;
+  return read;
+}
+
+// All neurons won: the dense MLP, bit for bit.
+size_t KwtaMlp::all(const Mlp& m, const float* in, float* x, const Pass& pass) {
+  if (!taken(m.up.input, pass)) winners.counts.bytes_read += rows.bytes();
+  if (!taken(m.down.input, pass)) winners.counts.bytes_read += m.down.w->bytes();
+  return mlp_dense(m, in, 1, x, pass);
+}

@@ -1,0 +1,8 @@
+"""Acceptance: what each mode promises, measured line by line. One file per mode."""
+
+from ralo.accept.kwta import accept as accept_kwta
+from ralo.accept.rows import Acceptance, Row, Task
+
+ACCEPT: dict[str, Acceptance] = {"kwta": accept_kwta}
+
+__all__ = ["ACCEPT", "Row", "Task"]

@@ -1,0 +1,55 @@
+"""What each mode promises, measured: one row per line of acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ralo.lm import LM
+
+Progress = Callable[[str], None]  # what is being measured now
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: what was promised, what was measured."""
+
+    mode: str
+    line: str
+    target: str
+    value: str
+    passed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        row = asdict(self)
+        row["pass"] = row.pop("passed")
+        return row
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to accept and how."""
+
+    model: str
+    quants: tuple[str, ...]
+    tokens: int  # of held-out text
+    rounds: int
+    ctx: int  # tokens of context that decode speed is measured at
+    minimum: dict[str, float]  # speed-up wanted per precision
+    max_dppl: float
+
+
+def at_most(mode: str, line: str, value: float, limit: float, shown: str) -> Row:
+    return Row(mode, line, f"≤ {limit:g}", shown, value <= limit)
+
+
+def at_least(mode: str, line: str, value: float, limit: float, shown: str) -> Row:
+    return Row(mode, line, f"≥ {limit:g}", shown, value >= limit)
+
+
+def holds(mode: str, line: str, ok: bool, shown: str = "") -> Row:
+    return Row(mode, line, "holds", shown or ("yes" if ok else "no"), ok)
+
+
+Acceptance = Callable[[Task, Callable[[str], LM], Progress], list[Row]]

@@ -1,0 +1,60 @@
+"""Finds the setting of a mode's one dial that stays within a quality budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ralo.compose import compose
+from ralo.lm import LM
+from ralo.modes import KWTA
+from ralo.profile import Profile
+from ralo.quality import Quality, perplexity
+
+LEAST = 0.1  # below, no model is of use
+STEP = 0.02  # k is found to within this
+CTX = 1024
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The setting that was found, its quality, and everything that was tried on the way."""
+
+    mode: KWTA
+    quality: Quality
+    tried: tuple[tuple[float, Quality], ...]
+
+
+def tune_k(
+    lm: LM,
+    mode: KWTA,
+    profile: Profile | None,
+    tokens: Sequence[int],
+    max_dppl: float,
+    progress: Callable[[float], None] | None = None,
+) -> Tuned:
+    """The smallest k whose perplexity is at most `max_dppl` percent above dense: raised while it hurts, lowered while
+    there is slack. The modes that were on before are on again afterwards."""
+    before = lm.plan
+    tried: dict[float, Quality] = {}
+
+    def quality(k: float) -> Quality:
+        lm.use(compose([replace(mode, k=k)]), profile)
+        ctx = min(CTX, lm.model.cfg.max_context)
+        tried[k] = perplexity(lm.model, tokens, ctx, lm.kv, exact=False)
+        if progress:
+            progress(min(1.0, len(tried) / 6))
+        return tried[k]
+
+    try:
+        low, high = LEAST, 1.0  # too little, and enough
+        while high - low > STEP:
+            middle = round((low + high) / 2, 3)
+            if quality(middle).delta_ppl_pct <= max_dppl:
+                high = middle
+            else:
+                low = middle
+        found = tried.get(high) or quality(high)
+    finally:
+        lm.use(before, profile)
+    return Tuned(replace(mode, k=high), found, tuple(sorted(tried.items())))

@@ -1,0 +1,148 @@
+"""Streams a text through a model once per question: what its inputs look like, what skipping at each place costs in
+quality, and how long each place takes on this CPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo import _core
+from ralo.lm import LM
+from ralo.matrix import Matrix
+from ralo.modes.base import LayerSlots
+from ralo.profile import PLACES, Place, Profile, fingerprint
+from ralo.quality import divergence, log_probs, scores
+
+F32 = NDArray[np.float32]
+Progress = Callable[[float], None]
+
+# Shares at which the cost in quality is measured: places that bear much are asked for less.
+LEVELS = {"qkv": (0.45, 0.65, 0.85), "o": (0.25, 0.45, 0.7), "up": (0.45, 0.65, 0.85), "down": (0.25, 0.45, 0.7)}
+TIMED = (0.25, 0.5, 0.75, 1.0)
+SCORE_BITS = 17  # of a float's 31, the lower ones that a histogram of scores leaves out: 1.6 % of a value
+QUANTILES = 257
+WINNER_TOKENS = 512
+CTX = 512  # tokens of a window: enough context, and little attention
+
+
+@dataclass
+class Seen:
+    """Running statistics of one place."""
+
+    norms: F32
+    total: NDArray[np.float64]
+    square: NDArray[np.float64]
+    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1 << (31 - SCORE_BITS), np.int64))
+    rows: int = 0
+
+    def add(self, x: F32) -> None:
+        self.total += x.sum(axis=0, dtype=np.float64)
+        self.square += np.square(x, dtype=np.float64).sum(axis=0)
+        bits = np.abs(x * self.norms).view(np.uint32) >> SCORE_BITS
+        self.histogram += np.bincount(bits.reshape(-1), minlength=len(self.histogram))
+        self.rows += len(x)
+
+    def quantiles(self) -> F32:
+        edges = (np.arange(len(self.histogram), dtype=np.uint32) << SCORE_BITS).view(np.float32)
+        below = np.cumsum(self.histogram) / max(1, self.histogram.sum())
+        used = np.flatnonzero(self.histogram)
+        out: F32 = np.interp(np.linspace(0, 1, QUANTILES), below[used], edges[used]).astype(np.float32)
+        return out
+
+    def moments(self) -> F32:
+        return np.array([self.total, self.square], np.float32) / np.float32(max(1, self.rows))
+
+
+def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progress | None = None) -> Profile:
+    """A profile from tokens of ordinary text; the first `often` of them are run many times, with less and less read."""
+    before = lm.model.slots
+    try:
+        seen, winners = _watch(lm, tokens)
+        kl = _sensitivity(lm, tokens[: often + 1], {key: s.norms for key, s in seen.items()}, progress)
+    finally:
+        lm.model.use(before, lm.model.modes_in_prefill)
+    places = {key: Place(s.norms, s.moments(), s.quantiles(), kl[key]) for key, s in seen.items()}
+    return Profile(fingerprint(lm.model.weights), len(tokens) - 1, places, _seconds(lm), winners)
+
+
+def _watch(lm: LM, tokens: Sequence[int]) -> tuple[dict[tuple[int, str], Seen], dict[int, NDArray[np.uint8]]]:
+    model, seen, taps = lm.model, {}, {}
+    for i, layer in enumerate(model.weights.layers):
+        for place in PLACES:
+            matrix: Matrix = getattr(layer, place)
+            norms = np.empty(matrix.ic, np.float32)
+            matrix.core.norms(norms)
+            seen[i, place] = Seen(norms, np.zeros(matrix.ic), np.zeros(matrix.ic))
+            taps[i, place] = _core.Tap(matrix.ic)
+    model.use(_slots(len(model.layers), taps))
+    winners: dict[int, NDArray[np.uint8]] = {}
+    for _ in scores(model, tokens, min(CTX, model.cfg.max_context), lm.kv, exact=False):
+        for (i, place), tap in taps.items():
+            x = tap.take()
+            seen[i, place].add(x)
+            if place == "down" and len(winners.get(i, ())) < WINNER_TOKENS:
+                strength = np.abs(x) * seen[i, place].norms
+                bits = np.packbits(strength > np.median(strength, axis=1, keepdims=True), axis=1)
+                winners[i] = np.concatenate([winners[i], bits])[:WINNER_TOKENS] if i in winners else bits
+    return seen, winners
+
+
+def _slots(layers: int, inputs: Mapping[tuple[int, str], _core.Input]) -> list[LayerSlots]:
+    out = [LayerSlots() for _ in range(layers)]
+    for (i, place), slot in inputs.items():
+        out[i].put(place, slot, "calibrate", "")
+    return out
+
+
+def _sensitivity(
+    lm: LM, tokens: Sequence[int], norms: dict[tuple[int, str], F32], progress: Progress | None
+) -> dict[tuple[int, str], F32]:
+    """Mean KL from dense with one place of one layer reading only a share of its channels."""
+    model, ctx = lm.model, min(CTX, lm.model.cfg.max_context)
+    dense = [log_probs(s).astype(np.float16) for _, _, s in scores(model, tokens, ctx, lm.kv, exact=False, dense=True)]
+    out = {}
+    for done, ((i, place), norm) in enumerate(norms.items()):
+        row = []
+        for share in LEVELS[place]:
+            k = max(1, round(share * len(norm)))
+            slot = _core.KwtaInput(len(norm), norm, 1, "top", k, 1.0, 1, False, False)
+            model.use(_slots(len(model.layers), {(i, place): slot}))
+            ours = scores(model, tokens, ctx, lm.kv, exact=False)
+            total = sum(float(divergence(p.astype(np.float32), log_probs(s)).sum())
+                        for p, (_, _, s) in zip(dense, ours, strict=True))  # fmt: skip
+            row.append(total / (len(tokens) - 1))
+        out[i, place] = np.array([LEVELS[place], row], np.float32)
+        if progress:
+            progress((done + 1) / len(norms))
+    return out
+
+
+def _seconds(lm: LM, rounds: int = 15) -> dict[str, F32]:
+    """Seconds of a matvec per place at some shares of random channels, matrices in the order a token reads them."""
+    rng = np.random.default_rng(0)
+    took = {(place, share): [] for place in PLACES for share in TIMED}  # type: dict[tuple[str, float], list[float]]
+    for _ in range(rounds):
+        for share in TIMED:
+            sums = dict.fromkeys(PLACES, 0.0)
+            for layer in lm.model.weights.layers:
+                for place in PLACES:
+                    sums[place] += _time(getattr(layer, place), share, rng)
+            for place, total in sums.items():
+                took[place, share].append(total / len(lm.model.layers))
+    return {
+        place: np.array([TIMED, [statistics.median(took[place, share]) for share in TIMED]], np.float32)
+        for place in PLACES
+    }
+
+
+def _time(matrix: Matrix, share: float, rng: np.random.Generator) -> float:
+    x, y = np.ones(matrix.ic, np.float32), np.empty(matrix.oc, np.float32)
+    channels = np.flatnonzero(rng.random(matrix.ic) < share).astype(np.uint32)
+    clock = time.perf_counter()
+    matrix.core.apply_some(x, channels, y)
+    return time.perf_counter() - clock

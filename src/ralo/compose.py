@@ -1,0 +1,117 @@
+"""The only place where two modes meet: what composes, what yields to what, what is refused, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from ralo.errors import RaloError
+from ralo.modes.base import LayerSlots, LayerView, Mode
+
+REFUSE = "refuse"
+
+
+def always(a: Any, b: Any) -> bool:
+    return True
+
+
+def blocks_differ(a: Any, b: Any) -> bool:
+    """Blocks of one channel fit any partition."""
+    one, other = int(getattr(a, "block", 1)), int(getattr(b, "block", 1))
+    return one != other and 1 not in (one, other)
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Both work on some place."""
+    one, other = getattr(a, "target", "both"), getattr(b, "target", "both")
+    return one == other or "both" in (one, other)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens where modes `a` and `b` are both on and `when` holds."""
+
+    a: str
+    b: str
+    act: str  # REFUSE, or a verb for people: what a does
+    why: str
+    change: str = ""  # for a refusal: what to do
+    when: Callable[[Any, Any], bool] = always
+
+
+SKIPPERS, PARTITIONED = ("kwta", "event"), ("state-pack", "kwta", "event", "proc")
+WEIGHTS = ("proc", "tt", "q2-ternary", "statecells")
+
+RULES = (
+    *(
+        Rule(a, b, REFUSE, "all modes share one partition into blocks", "give both the same block size", blocks_differ)
+        for a, b in combinations(PARTITIONED, 2)
+    ),
+    Rule("kwta", "event", "proposes candidates to", "one ranking, not two: event has its budget and top-K inside them"),
+    *(
+        Rule(a, "proc", "is intersected with", "only blocks that a procedural weight has can be read", when=overlap)
+        for a in SKIPPERS
+    ),
+    Rule("kwta", "win-attn", "is intersected with", "only keys inside a window exist"),
+    *(
+        Rule(a, b, REFUSE, "a layer has one weight backend", "give them different targets (mlp, attn)", overlap)
+        for a, b in combinations(WEIGHTS, 2)
+    ),
+    *(
+        Rule(a, b, "yields to", "its factors have no channels that could be skipped", when=overlap)
+        for a in SKIPPERS
+        for b in ("tt", "statecells")
+    ),
+    Rule("state-pack", "event", "gives a zero mask to", "a popcount and a delta never act on one score unrefined"),
+    Rule("state-pack", "kwta", "works beside", "packed keys choose keys, winners choose channels; each has its slot"),
+    Rule("state-pack", "tt", "works beside", "codes are of keys and activations, factors of weights"),
+    Rule("proc", "win-attn", "has a fanout per window and head in", "the pattern must respect the windows"),
+    Rule(
+        "event",
+        "win-attn",
+        REFUSE,
+        "deltas of heads do not see windows",
+        "use --event-target=mlp, or event on windows",
+        lambda a, b: getattr(a, "target", "both") != "mlp" and not getattr(a, "windows", False),
+    ),
+    Rule("event", "sdr", REFUSE, "a sparse code is only a top-K filter", "use --event-target=mlp", overlap),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Modes that go together, in the order they fill slots, and what was decided between them."""
+
+    modes: tuple[Mode, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def slots(self, views: list[LayerView]) -> list[LayerSlots]:
+        """Every layer's slots, filled."""
+        ready = [mode.prepare(views) for mode in self.modes]
+        out = []
+        for view in views:
+            slots = LayerSlots()
+            for mode in ready:
+                mode.build(view, slots)
+            out.append(slots)
+        return out
+
+    @property
+    def in_prefill(self) -> bool:
+        return any(getattr(mode, "prefill", "off") == "on" for mode in self.modes)
+
+
+def compose(modes: Iterable[Mode]) -> Plan:
+    """The plan of the modes that are on; one that cannot be is refused before any model is loaded."""
+    on = {mode.name: mode for mode in modes if mode.enabled}
+    notes = []
+    for rule in RULES:
+        a, b = on.get(rule.a), on.get(rule.b)
+        if a is None or b is None or not rule.when(a, b):
+            continue
+        if rule.act == REFUSE:
+            raise RaloError(f"{rule.a} and {rule.b} do not go together: {rule.why}; {rule.change}")
+        notes.append(f"{rule.a} {rule.act} {rule.b}: {rule.why}")
+    return Plan(tuple(on.values()), tuple(notes))

@@ -1,0 +1,56 @@
+"""What the modes and the guard counted, by the names of the specification: in all, per layer, for Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ralo import guard as guard_module
+from ralo.guard import Guard
+from ralo.model import Model
+from ralo.modes import MODES
+from ralo.modes.base import LayerSlots
+
+NAMES = {f"{mode.name}.{name}": what for mode in MODES.values() for name, what in mode.metrics.items()}
+NAMES |= {f"guard.{name}": what for name, what in guard_module.METRICS.items()}
+
+
+def summed(model: Model, guard: Guard) -> dict[str, float]:
+    """Every metric of the modes that are in the slots, and the guard's."""
+    if not model.has_modes:
+        return {}
+    return _of(model.slots) | {f"guard.{name}": value for name, value in guard.metrics().items()}
+
+
+def per_layer(model: Model) -> list[dict[str, float]]:
+    """The modes' metrics, layer by layer."""
+    return [_of([slots]) for slots in model.slots]
+
+
+def _of(layers: list[LayerSlots]) -> dict[str, float]:
+    counts: dict[str, Counter[str]] = {}
+    for slots in layers:
+        for occupant in slots.taken.values():
+            counts.setdefault(occupant.mode, Counter()).update(MODES[occupant.mode].measure(occupant.slot))
+    return {f"{m}.{name}": float(v) for m, sums in counts.items() for name, v in MODES[m].totals(sums).items()}
+
+
+def prometheus(model: Model, guard: Guard) -> str:
+    """All metrics in Prometheus' text form, sums without a label and layers with one."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import GaugeMetricFamily
+
+    class Collector:
+        def collect(self) -> Iterator[GaugeMetricFamily]:
+            layers = per_layer(model)
+            for name, value in summed(model, guard).items():
+                family = GaugeMetricFamily("ralo_" + name.replace(".", "_"), NAMES[name], labels=["layer"])
+                family.add_metric(["all"], value)
+                for i, values in enumerate(layers):
+                    if name in values:
+                        family.add_metric([str(i)], values[name])
+                yield family
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return generate_latest(registry).decode()

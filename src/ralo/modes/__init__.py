@@ -1,0 +1,8 @@
+"""Ways to read less, one file each behind one protocol (`base.Mode`)."""
+
+from ralo.modes.base import Mode
+from ralo.modes.kwta import KWTA
+
+MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (KWTA,)}
+
+__all__ = ["KWTA", "MODES", "Mode"]

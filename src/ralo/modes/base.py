@@ -1,0 +1,129 @@
+"""What a mode is: settings that fill slots of a layer. The model knows slots, never a mode by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+from ralo import _core
+from ralo.config import ModelConfig
+from ralo.errors import RaloError
+from ralo.options import nearest
+from ralo.profile import Profile
+from ralo.weights import LayerWeights
+
+# Sites that share their input share a place.
+PLACES = {"qkv": ("q", "k", "v"), "o": ("o",), "up": ("gate", "up"), "down": ("down",)}
+TARGETS = {"mlp": ("up", "down"), "attn": ("qkv", "o"), "both": tuple(PLACES)}
+
+
+@dataclass(frozen=True)
+class Occupant:
+    slot: _core.Slot
+    mode: str
+    runs: str  # what it does, for people
+
+
+@dataclass
+class LayerSlots:
+    """The occupants of one layer; None is dense."""
+
+    qkv: _core.Input | None = None
+    o: _core.Input | None = None
+    up: _core.Input | None = None
+    down: _core.Input | None = None
+    attend: _core.AttendSlot | None = None
+    mlp: _core.MlpSlot | None = None
+    taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
+
+    def put(self, name: str, slot: _core.Slot, mode: str, runs: str) -> None:
+        setattr(self, name, slot)
+        self.taken[name] = Occupant(slot, mode, runs)
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """What a mode sees of the layer it builds for."""
+
+    index: int
+    cfg: ModelConfig
+    weights: LayerWeights
+    profile: Profile | None
+
+
+@dataclass(frozen=True)
+class Override:
+    """Settings that differ in some layers and places; of several that apply the last counts."""
+
+    layers: frozenset[int] | None  # None: all
+    places: frozenset[str] | None
+    values: Mapping[str, Any]
+
+    def holds(self, layer: int, place: str) -> bool:
+        return (self.layers is None or layer in self.layers) and (self.places is None or place in self.places)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to read less. A mode's docstring says: Idea, Off point, Cost, Limits."""
+
+    name: ClassVar[str]  # prefix of its flags, table of a plan, first word of its metrics
+    metrics: ClassVar[Mapping[str, str]]  # name -> what it says
+    where: tuple[Override, ...] = ()
+
+    def at(self, layer: int, place: str) -> Self:
+        """The settings at one place of one layer."""
+        values = {k: v for o in self.where if o.holds(layer, place) for k, v in o.values.items()}
+        return replace(self, **values) if values else self
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the mode's own switch is on."""
+        raise NotImplementedError
+
+    @classmethod
+    def off(cls) -> Self:
+        """Settings at which the result equals dense."""
+        raise NotImplementedError
+
+    def prepare(self, views: list[LayerView]) -> Mode:
+        """Once per model, before building: what depends on all layers together."""
+        return self
+
+    def build(self, view: LayerView, slots: LayerSlots) -> None:
+        """Puts its occupants into a layer's slots."""
+        raise NotImplementedError
+
+    @classmethod
+    def measure(cls, slot: _core.Slot) -> Mapping[str, float]:
+        """What one occupant counted; summed over slots, `totals` makes metrics of it."""
+        raise NotImplementedError
+
+    @classmethod
+    def totals(cls, counts: Mapping[str, float]) -> dict[str, float]:
+        raise NotImplementedError
+
+
+def parse_layers(text: str, source: str) -> frozenset[int]:
+    """`0,3,5-8` -> its numbers."""
+    out: set[int] = set()
+    for part in str(text).split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise RaloError(f"{source} must be layers as in 0,3,5-8, got {text!r:.60}")
+        out.update(range(int(first), int(last or first) + 1))
+    return frozenset(out)
+
+
+def parse_places(names: Iterable[str], source: str) -> frozenset[str]:
+    """Places by name. A site that shares its input with others cannot be set alone."""
+    out = set()
+    for name in names:
+        if name not in PLACES:
+            shared = next((p for p, sites in PLACES.items() if name in sites), None)
+            hint = f": it shares its input with {' and '.join(PLACES[shared])}, say {shared}" if shared else ""
+            hint = hint or nearest(name, PLACES)
+            raise RaloError(f"{source} must be of {', '.join(PLACES)}, got {name!r:.40}{hint}")
+        out.add(name)
+    return frozenset(out)

@@ -1,0 +1,199 @@
+"""k winners take all: of the inputs of each linear map only the ones that matter most are used, and only their weights
+are read.
+
+Idea: a channel's share in a result is at most |x| times the norm of its weights; most channels of most tokens hardly
+count. Off point: k = 1 (every channel wins; bit for bit dense). Cost: reads `keep` of the weights of each place, plus a
+choice of well under a microsecond. Limits: short rows (a place with few outputs) save less time than bytes; prompts
+are not faster, many tokens together need all weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo import _core
+from ralo.errors import RaloError
+from ralo.matrix import Matrix
+from ralo.modes.base import TARGETS, LayerSlots, LayerView, Mode
+from ralo.modes.share import Key, plain_share, shares
+from ralo.options import flag
+
+F32 = NDArray[np.float32]
+SWITCH = ("on", "off")
+BLOCKS = ("1", "16", "32", "64")
+SEED_BLOCK = 32  # the document's own
+ZEROS = ("relu", "relu2")  # activations that are often exactly zero: skipping those costs nothing
+SINKS, RECENT = 4, 32  # keys that are always kept: the first and the last ones
+
+
+@dataclass(frozen=True)
+class KWTA(Mode):
+    """k winners take all: read only the weights of the input channels that matter most for this token."""
+
+    name: ClassVar[str] = "kwta"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "keep_ratio": "share of channels used where the mode is on",
+        "duty_hits": "tokens whose choice was spared by duty",
+        "temp": "temperature of the top-p budget",
+        "flicker": "share of winners that had not won a step before",
+        "bytes_skipped": "weights and values not read while decoding",
+    }
+
+    on: str = flag("on", "k winners take all", choices=SWITCH, name="kwta")
+    k: float = flag(
+        0.4,
+        "how much is kept: 1 = all; 0.4 = half of `down` and `o`, .82 elsewhere, or as a profile says",
+        low=0.01,
+        high=1,
+    )
+    k_abs: int = flag(0, "channels kept at every place instead of a share; 0 = by k", low=0, high=1 << 20)
+    p: float = flag(0.0, "keep as many channels as hold this share of score^(1/temp) instead; 0 = by k", low=0, high=1)
+    temp: float = flag(0.5, "shapes the budget of p: 0.5 = energy, 1 = magnitude", low=0.05, high=10)
+    duty: int = flag(1, "steps that a choice is held for", low=1, high=1024)
+    target: str = flag("both", "where", choices=tuple(TARGETS))
+    block: str = flag("1", "channels that win or lose together", choices=BLOCKS)
+    renorm: str = flag("off", "scale results by 1 / share kept", choices=SWITCH)
+    gate: str = flag("auto", "gate first, then winning neurons of up; auto = on relu models", choices=("auto", *SWITCH))
+    keys: float = flag(1.0, "share of keys whose values are read", low=0.01, high=1)
+    keys_min: int = flag(512, "tokens of context below which all keys are", low=0, high=1 << 30)
+    prefill: str = flag("off", "prompts too (no faster: shows what it would do)", choices=SWITCH)
+    form: str = flag("best", "best, or seed: the document's formula, to compare", choices=("best", "seed"))
+    allotted: Mapping[Key, float] | None = None  # by `prepare`: share per layer and place
+
+    def __post_init__(self) -> None:
+        if self.k_abs and self.p:
+            raise RaloError("--kwta-k-abs and --kwta-p both say how many win: choose one")
+
+    @property
+    def enabled(self) -> bool:
+        return self.on == "on"
+
+    @classmethod
+    def off(cls) -> Self:
+        return cls(k=1.0, gate="off")
+
+    def prepare(self, views: list[LayerView]) -> KWTA:
+        """Turns k into a share per layer and place."""
+        if self.form == "seed":
+            return self
+        free = [(v, p) for v in views for p in TARGETS[self.target] if not self._gate_first(v) or p in TARGETS["attn"]]
+        sizes = {(v.index, p): int(getattr(v.weights, p).nbytes) for v, p in free}
+        # Where a gate comes first `down` reads what it lets through, far less than any share that would be allotted.
+        plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
+        return replace(self, allotted=plain | (shares(self.k, sizes, views[0].profile) if sizes else {}))
+
+    def build(self, view: LayerView, slots: LayerSlots) -> None:
+        for place in TARGETS[self.target]:
+            settings = self.at(view.index, place)
+            if not settings.enabled:
+                continue
+            if place == "up" and settings._gate_first(view):
+                settings._put_neurons(view, slots)
+            else:
+                settings._put_input(view, slots, place)
+        attention = self.at(view.index, "o")
+        if attention.enabled and self.target != "mlp" and attention.keys < 1:
+            attention._put_keys(slots)
+
+    def _put_input(self, view: LayerView, slots: LayerSlots, place: str) -> None:
+        matrix: Matrix = getattr(view.weights, place)
+        share = self._share(view.index, place)
+        pick, amount, guess = self._rule(view, place, share, matrix.ic)
+        if pick in ("top", "near") and amount >= self._blocks(matrix.ic):
+            return  # everything wins: dense
+        seed, norms = self.form == "seed", None if self.form == "seed" else _norms(view, place)
+        slot = _core.KwtaInput(
+            matrix.ic, norms, self._block, pick, amount, self.temp, self.duty, seed, self.renorm == "on", guess
+        )
+        slots.put(place, slot, self.name, self._describe(share, pick, amount))
+
+    def _put_neurons(self, view: LayerView, slots: LayerSlots) -> None:
+        """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read."""
+        f, up = view.cfg.d_ff, view.weights.up
+        zeros = view.cfg.act in ZEROS
+        share = 1.0 if zeros else self._share(view.index, "up")
+        rule = ("above", 1e-30) if zeros else ("top", float(max(1, round(share * self._blocks(f)))))
+        data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
+        block, norms = self._block if not zeros else 1, _norms(view, "down")
+        slot = _core.KwtaMlp(
+            up.quant, up.ic, f, data, scales, norms, block, *rule, self.temp, self.duty if not zeros else 1,
+            self.form == "seed", zeros,
+        )  # fmt: skip
+        won = "neurons it does not block" if zeros else f"{share:.2f} of neurons win"
+        slots.put("mlp", slot, self.name, f"gate first, {won}")
+
+    def _put_keys(self, slots: LayerSlots) -> None:
+        slot = _core.KwtaKeys(self.keys, 0, SINKS, RECENT, self.keys_min, self.form == "seed")
+        slots.put("attend", slot, self.name, f"{self.keys:.2f} of keys from {self.keys_min} tokens on")
+
+    def _rule(self, view: LayerView, place: str, share: float, n: int) -> tuple[str, float, float]:
+        """How winners are picked, the number that goes with it, and where the bound is likely to be."""
+        if self.p:
+            return "mass", self.p, 0.0
+        if self.k_abs:
+            return "top", float(min(self._blocks(n), -(-self.k_abs // self._block))), 0.0
+        count = float(max(1, round(share * self._blocks(n))))
+        known = view.profile.places[view.index, place] if view.profile else None
+        if self.form == "seed" or self._block > 1 or (known is None and view.cfg.act not in ZEROS):
+            return "top", count, 0.0
+        return "near", count, max(known.quantile(1 - share), 1e-6) if known else 1.0
+
+    def _share(self, layer: int, place: str) -> float:
+        """An override of k is the share itself; else k is one dial for all places."""
+        if self.allotted is None or any("k" in o.values for o in self.where if o.holds(layer, place)):
+            return self.k
+        return self.allotted[layer, place]
+
+    def _gate_first(self, view: LayerView) -> bool:
+        gate = self.at(view.index, "up").gate
+        if gate == "on" and not view.cfg.gated:
+            raise RaloError("--kwta-gate=on needs an MLP with a gate, this model's has none")
+        return view.cfg.gated and (gate == "on" or (gate == "auto" and view.cfg.act in ZEROS and self.form == "best"))
+
+    @property
+    def _block(self) -> int:
+        return SEED_BLOCK if self.form == "seed" and self.block == "1" else int(self.block)
+
+    def _blocks(self, n: int) -> int:
+        return -(-n // self._block)
+
+    def _describe(self, share: float, pick: str, amount: float) -> str:
+        what = (
+            f"top-p {amount:g}" if pick == "mass" else f"{amount:.0f} {'exactly' if pick == 'top' else 'or a few less'}"
+        )
+        extras = [f"duty {self.duty}"] * (self.duty > 1) + [f"blocks of {self._block}"] * (self._block > 1)
+        extras += ["renorm"] * (self.renorm == "on") + ["seed form"] * (self.form == "seed")
+        kept = "" if pick == "mass" or self.k_abs else f"{share:.2f}, "
+        return ", ".join([f"keep {kept}{what}", *extras])
+
+    @classmethod
+    def measure(cls, slot: _core.Slot) -> Mapping[str, float]:
+        assert isinstance(slot, _core.KwtaInput | _core.KwtaMlp | _core.KwtaKeys)
+        return dict(slot.counts())
+
+    @classmethod
+    def totals(cls, counts: Mapping[str, float]) -> dict[str, float]:
+        def ratio(a: str, b: str, empty: float) -> float:
+            return counts.get(a, 0) / counts[b] if counts.get(b) else empty
+
+        return {
+            "keep_ratio": ratio("kept", "channels", 1.0),
+            "duty_hits": counts.get("held", 0),
+            "flicker": ratio("changed", "compared", 0.0),
+            "bytes_skipped": counts.get("bytes_skipped", 0),
+        }
+
+
+def _norms(view: LayerView, place: str) -> F32:
+    """Norms of the channels' weights: the profile's, or from the weights themselves."""
+    if view.profile:
+        return view.profile.places[view.index, place].norms
+    matrix: Matrix = getattr(view.weights, place)
+    out = np.empty(matrix.ic, np.float32)
+    matrix.core.norms(out)
+    return out

@@ -1,0 +1,92 @@
+"""How a mode's one dial becomes a share per layer and place: by what skipping costs there, if that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo.profile import Profile
+
+F64 = NDArray[np.float64]
+Key = tuple[int, str]  # layer, place
+
+GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
+# Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
+PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}
+
+
+def plain_share(place: str, k: float) -> float:
+    return 1 - PART[place] * (1 - k)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Per key, over GRID: what a share costs in quality (KL from dense) and in time or bytes."""
+
+    quality: Mapping[Key, F64]
+    effort: Mapping[Key, F64]
+
+
+def costs(profile: Profile, sizes: Mapping[Key, int]) -> Costs:
+    """Effort is the measured time of a place where the profile has it, else its bytes."""
+    floors = {layer: min(p.kl[1].min() for (i, _), p in profile.places.items() if i == layer) for layer, _ in sizes}
+    quality = {key: _curve(profile.places[key].kl, 0.85 * float(floors[key[0]])) for key in sizes}
+    effort = {
+        (i, place): _times(profile.seconds[place]) if place in profile.seconds else size * GRID
+        for (i, place), size in sizes.items()
+    }
+    return Costs(quality, effort)
+
+
+def _times(seconds: NDArray[np.float32]) -> F64:
+    """Measured times over GRID; reading more never takes less, whatever a noisy moment said."""
+    times: F64 = np.interp(GRID, seconds[0], np.maximum.accumulate(seconds[1]))
+    return times
+
+
+def _curve(kl: NDArray[np.float32], floor: float) -> F64:
+    """KL over GRID from a few measured shares: straight in its logarithm, nothing at 1.
+
+    `floor` is what any change at all costs: rounding falls differently, which says nothing of this place.
+    """
+    at, value = kl[0].astype(float), np.log(np.maximum(kl[1].astype(float) - floor, 1e-6))
+    value = np.minimum.accumulate(value)  # noise may let a larger share look worse
+    left, right = (value[1] - value[0]) / (at[1] - at[0]), (value[-1] - value[-2]) / (at[-1] - at[-2])
+    out = np.interp(GRID, at, value)
+    out = np.where(at[0] > GRID, value[0] + left * (GRID - at[0]), out)
+    out = np.where(at[-1] < GRID, value[-1] + right * (GRID - at[-1]), out)
+    curve: F64 = np.where(GRID >= 1, 0.0, np.exp(out))
+    return curve
+
+
+def allocate(c: Costs, budget: float) -> dict[Key, float]:
+    """Shares with the least sum of quality costs whose effort is within the budget, one price for all places."""
+    low, high = 1e-12, 1e12  # KL per unit of effort
+    for _ in range(80):
+        price = (low * high) ** 0.5
+        if _effort(c, _best(c, price)) > budget:
+            low = price
+        else:
+            high = price
+    return {key: float(GRID[i]) for key, i in _best(c, high).items()}
+
+
+def _best(c: Costs, price: float) -> dict[Key, int]:
+    return {key: int(np.argmin(c.quality[key] + price * c.effort[key])) for key in c.quality}
+
+
+def _effort(c: Costs, choice: Mapping[Key, int]) -> float:
+    return sum(float(c.effort[key][i]) for key, i in choice.items())
+
+
+def shares(k: float, sizes: Mapping[Key, int], profile: Profile | None) -> dict[Key, float]:
+    """A share per layer and place that together take what `plain_share` would take, spent where it hurts least."""
+    plain = {key: plain_share(key[1], k) for key in sizes}
+    if profile is None or k >= 1:
+        return plain
+    c = costs(profile, sizes)
+    budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
+    return allocate(c, budget)
