@@ -14,11 +14,19 @@ Rule rule_of(const std::string& pick, double amount, float temp, float guess) {
   return {Pick::mass, 0, 0, f, temp};
 }
 
-std::map<std::string, double> dict_of(const KwtaCounts& c) {
+std::map<std::string, double> dict_of(const Winners& w) {
+  const KwtaCounts& c = w.counts;
   const auto number = [](uint64_t n) { return static_cast<double>(n); };
-  return {{"steps", number(c.steps)}, {"channels", number(c.channels)},     {"kept", number(c.kept)},
-          {"held", number(c.held)},   {"bytes_read", number(c.bytes_read)}, {"bytes_skipped", number(c.bytes_skipped)},
-          {"changed", c.changed},     {"compared", number(c.compared)}};
+  return {{"steps", number(c.steps)},
+          {"channels", number(c.channels)},
+          {"kept", number(c.kept)},
+          {"held", number(c.held)},
+          {"bytes_read", number(c.bytes_read)},
+          {"bytes_skipped", number(c.bytes_skipped)},
+          {"changed", c.changed},
+          {"compared", number(c.compared)},
+          {"temp", w.chooser.rule.temp},
+          {"slots", 1}};
 }
 
 namespace {
@@ -27,7 +35,8 @@ struct KwtaInputObject : KwtaInput {
   Norms kept;
   KwtaInputObject(size_t n, Norms norms, size_t block, const std::string& pick, double amount, float temp, size_t duty,
                   bool seed, bool renorm, float guess)
-      : KwtaInput({n, block, norms ? norms->data() : nullptr, rule_of(pick, amount, temp, guess)}, {duty, seed}, renorm),
+      : KwtaInput({n, block, norms ? norms->data() : nullptr, rule_of(pick, amount, temp, guess)}, {duty, seed},
+                  renorm),
         kept(std::move(norms)) {
     need(n > 0 && block > 0 && duty > 0, "n, block and duty must be positive");
     if (kept) need(kept->shape(0) == n, "norms must be (n,)");
@@ -38,9 +47,9 @@ struct KwtaInputObject : KwtaInput {
 
 void bind_kwta(nb::module_& m) {
   nb::class_<KwtaInputObject, Input>(m, "KwtaInput", "Only the input channels with the largest |x| * norm are read")
-      .def(nb::init<size_t, Norms, size_t, const std::string&, double, float, size_t, bool, bool, float>(), nb::arg("n"),
-           array("norms").none(), nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"),
+      .def(nb::init<size_t, Norms, size_t, const std::string&, double, float, size_t, bool, bool, float>(),
+           nb::arg("n"), array("norms").none(), nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"),
            nb::arg("duty"), nb::arg("seed"), nb::arg("renorm"), nb::arg("guess") = 0.f)
       .def_rw("plant", &KwtaInputObject::plant, "the next result gets a NaN: shows that the guard works")
-      .def("counts", [](const KwtaInputObject& k) { return dict_of(k.winners.counts); });
+      .def("counts", [](const KwtaInputObject& k) { return dict_of(k.winners); });
 }

@@ -6,4 +6,4 @@
 using Norms = std::optional<Array<const float, 1>>;
 
 Rule rule_of(const std::string& pick, double amount, float temp, float guess = 0.f);
-std::map<std::string, double> dict_of(const KwtaCounts& c);
+std::map<std::string, double> dict_of(const Winners& w);

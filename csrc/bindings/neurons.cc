@@ -92,5 +92,5 @@ void bind_neurons(nb::module_& m) {
            nb::arg("zeros"))
       .def("set_rule", &KwtaMlpObject::set_rule, nb::arg("pick"), nb::arg("amount"), nb::arg("temp"))
       .def_rw("plant", &KwtaMlpObject::plant, "the next winner gets a NaN: shows that the guard works")
-      .def("counts", [](const KwtaMlpObject& k) { return dict_of(k.winners.counts); });
+      .def("counts", [](const KwtaMlpObject& k) { return dict_of(k.winners); });
 }

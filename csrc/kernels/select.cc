@@ -75,7 +75,8 @@ size_t select_top(const float* x, const float* norms, size_t n, size_t k, uint32
   return list_from(score, n, low, k - above, out);
 }
 
-// About k of the largest, k - k / 64 at least, but never a zero: from a guess of the bound it takes a few counts instead of thirty.
+// About k of the largest, k - k / 64 at least, but never a zero: from a guess of the bound it takes a few counts
+// instead of thirty.
 size_t select_near(const float* x, const float* norms, size_t n, size_t k, float guess, uint32_t* score,
                    uint32_t* out) {
   scores(x, norms, n, score);

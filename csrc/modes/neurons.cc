@@ -60,9 +60,9 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
   const Channels won = choose(held, h, pass.past);
   if (won.count == m.f && !zeros) return bytes + all(m, in, x, pass);
   const size_t read = neurons(rows, won.list, won.count, in, u);
-  winners.counts.bytes_read += read;
-  winners.counts.bytes_skipped += rows.bytes() - read;
   bytes += read;
+  winners.counts.bytes_read += read;
+  winners.counts.bytes_skipped += w.bytes() > bytes ? w.bytes() - bytes : 0;  // rows of an odd width have more padding
   join(won, u, m.up.bias ? m.up.bias + m.value : nullptr, h);
   if (kernels().finite(h, m.f)) return bytes + down(m, won, h, x, pass);
   ++nonfinite;

@@ -16,6 +16,7 @@ from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.tensor import Tensor, read
 from ralo.matrix import Matrix
 from ralo.memory import Arena
+from ralo.neurons import Order, reorder
 
 F32 = NDArray[np.float32]
 Progress = Callable[[float], None]  # share done, 0 to 1
@@ -79,8 +80,10 @@ class Weights:
         return small + sum(m.nbytes for m in self.matrices().values()) + self.embed.table.nbytes
 
 
-def build(ckpt: Checkpoint, quant: str, progress: Progress | None = None) -> tuple[ModelConfig, Weights]:
-    """Quantise a checkpoint into packed weights, tensor by tensor."""
+def build(
+    ckpt: Checkpoint, quant: str, progress: Progress | None = None, orders: Mapping[int, Order] | None = None
+) -> tuple[ModelConfig, Weights]:
+    """Quantise a checkpoint into packed weights, tensor by tensor. `orders`: of the neurons of some layers."""
     family = arch.find(ckpt)
     cfg = family.config(Fields(ckpt.config, ckpt.config_path))
     packer = _Packer(ckpt, cfg, quant, progress)
@@ -90,7 +93,7 @@ def build(ckpt: Checkpoint, quant: str, progress: Progress | None = None) -> tup
     for i in range(cfg.n_layers):
         found = family.layer(ckpt, cfg, i)
         check(ckpt, found, layer_shapes(cfg))
-        layers.append(packer.layer(found))
+        layers.append(packer.layer(reorder(found, orders[i]) if orders and i in orders else found))
     head = {"head": top.get("head", top["embed"])}
     return cfg, Weights(
         quant=quant,

@@ -47,6 +47,67 @@ def test_all_from_a_bound_on(level, n):
             assert (out[count:] == 0xFFFFFFFF).all()
 
 
+@pytest.mark.parametrize("guess", [1e-30, 1e-3, 0.5, 0.7, 2.0, 1e30])
+@pytest.mark.parametrize("n", SIZES)
+def test_about_k_from_any_guess(level, n, guess):
+    for x, norms in cases(n):
+        found = scores(x, norms)
+        nonzero = np.count_nonzero(found)
+        for k in sorted({1, n // 3, n // 2, n - 1, n} - {0}):
+            out = np.full(n, 0xFFFFFFFF, np.uint32)
+            count = _core.select_near(x, norms, k, guess, out)
+            chosen, left = out[:count], np.setdiff1d(np.arange(n), out[:count])
+            assert count <= k and (count >= k - k // 64 or count == nonzero), (n, k, count)
+            assert (np.diff(chosen.astype(int)) > 0).all() and (out[count:] == 0xFFFFFFFF).all()
+            if count and len(left):
+                assert found[chosen].min() >= found[left].max()
+
+
+def test_a_good_guess_and_a_bad_one_choose_nearly_alike(level):
+    x = np.random.default_rng(0).standard_normal(1728).astype(np.float32)
+    out = np.empty(1728, np.uint32)
+    exact = set(top(x, None, 800))
+    for guess in (0.6, 0.7, 100.0):
+        found = set(out[: _core.select_near(x, None, 800, guess, out)].tolist())
+        assert found <= exact and len(exact - found) <= 12
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 0.7, 3.0])
+@pytest.mark.parametrize("n", SIZES)
+def test_the_fewest_that_hold_a_share(level, n, power):
+    rng = np.random.default_rng(n)
+    x, norms = rng.standard_normal(n).astype(np.float32), rng.random(n).astype(np.float32)
+    for norm in (None, norms):
+        weights = scores(x, norm).astype(np.float64) ** power
+        order = np.argsort(-weights)
+        for mass in (0.3, 0.9, 0.99):
+            out = np.full(n, 0xFFFFFFFF, np.uint32)
+            count = _core.select_mass(x, norm, mass, power, out)
+            assert sorted(order[:count].tolist()) == out[:count].tolist()
+            held = weights[out[:count]].sum() / weights.sum()
+            assert held >= mass - 1e-5 and (
+                count == 1 or held - weights[order[count - 1]] / weights.sum() < mass + 1e-5
+            )
+            assert (out[count:] == 0xFFFFFFFF).all()
+
+
+def test_a_share_of_what_is_not_a_number_is_all(level):
+    x = np.ones(40, np.float32)
+    x[7] = np.nan
+    assert _core.select_mass(x, None, 0.5, 2.0, np.empty(40, np.uint32)) == 40
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_finite(level, n):
+    x = np.full(n, 3e38, np.float32)
+    assert _core.finite(x)
+    for bad in (np.nan, np.inf, -np.inf):
+        for at in {0, n // 2, n - 1}:
+            y = x.copy()
+            y[at] = bad
+            assert not _core.finite(y)
+
+
 def test_a_nan_is_never_left_out(level):
     x = np.random.default_rng(0).standard_normal(100).astype(np.float32)
     x[[3, 50]] = np.nan, -np.inf
@@ -64,6 +125,10 @@ def test_a_nan_is_never_left_out(level):
         lambda x, out: _core.select_above(x, None, -1.0, out),
         lambda x, out: _core.select_above(x, None, float("nan"), out),
         lambda x, out: _core.select_above(x, x[:7], 1.0, out),
+        lambda x, out: _core.select_near(x, None, 9, 1.0, out),
+        lambda x, out: _core.select_near(x, None, 3, 0.0, out),
+        lambda x, out: _core.select_near(x, None, 3, float("nan"), out),
+        lambda x, out: _core.select_mass(x, x[:7], 0.5, 1.0, out),
     ],
 )
 def test_wrong_calls_are_refused(call):

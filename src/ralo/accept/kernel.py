@@ -20,24 +20,31 @@ def half_of_dense(rounds: int = 9, quant: str = "int8", keep: float = 0.5) -> tu
     rng = np.random.default_rng(0)
     matrices = [_random(quant, ic, oc, rng) for _ in range(COPIES) for ic, oc in SHAPES]
     inputs = [rng.standard_normal(m.ic).astype(np.float32) for m in matrices]
-    norms = [np.ones(m.ic, np.float32) for m in matrices]
-    some, chosen = [], []
+    outputs = [np.empty(m.oc, np.float32) for m in matrices]
+    norms, lists = [np.ones(m.ic, np.float32) for m in matrices], [np.empty(m.ic, np.uint32) for m in matrices]
+    random = [np.sort(rng.choice(m.ic, int(keep * m.ic), replace=False)).astype(np.uint32) for m in matrices]
+
+    def whole(i: int) -> None:
+        matrices[i].core.apply(inputs[i][None], outputs[i][None])
+
+    def some(i: int) -> None:
+        matrices[i].core.apply_some(inputs[i], random[i], outputs[i])
+
+    def chosen(i: int) -> None:
+        count = _core.select_top(inputs[i], norms[i], int(keep * matrices[i].ic), lists[i])
+        matrices[i].core.apply_some(inputs[i], lists[i][:count], outputs[i])
+
+    ratios = []
     for _ in range(rounds + 1):
-        times = [0.0, 0.0, 0.0]
-        for m, x, norm in zip(matrices, inputs, norms, strict=True):
-            y, out = np.empty(m.oc, np.float32), np.empty(m.ic, np.uint32)
-            channels = np.sort(rng.choice(m.ic, int(keep * m.ic), replace=False)).astype(np.uint32)
-            marks = [time.perf_counter()]
-            m.core.apply(x[None], y[None])
-            marks.append(time.perf_counter())
-            m.core.apply_some(x, channels, y)
-            marks.append(time.perf_counter())
-            m.core.apply_some(x, out[: _core.select_top(x, norm, int(keep * m.ic), out)], y)
-            marks.append(time.perf_counter())
-            times = [t + b - a for t, a, b in zip(times, marks, marks[1:], strict=False)]
-        some.append(times[1] / times[0])
-        chosen.append(times[2] / times[0])
-    return statistics.median(some[1:]), statistics.median(chosen[1:])
+        times = []
+        for way in (whole, some, chosen):  # all matrices each time: none finds its weights still in the cache
+            clock = time.perf_counter()
+            for i in range(len(matrices)):
+                way(i)
+            times.append(time.perf_counter() - clock)
+        ratios.append((times[1] / times[0], times[2] / times[0]))
+    one, other = (statistics.median(column) for column in zip(*ratios[1:], strict=True))
+    return one, other
 
 
 def _random(quant: str, ic: int, oc: int, rng: np.random.Generator) -> Matrix:

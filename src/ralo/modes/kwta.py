@@ -184,6 +184,7 @@ class KWTA(Mode):
         return {
             "keep_ratio": ratio("kept", "channels", 1.0),
             "duty_hits": counts.get("held", 0),
+            "temp": ratio("temp", "slots", 0.0),
             "flicker": ratio("changed", "compared", 0.0),
             "bytes_skipped": counts.get("bytes_skipped", 0),
         }

@@ -1,0 +1,63 @@
+"""ralo accept: a row per line, exit 1 where one fails, JSON that says the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import refused
+
+from ralo.accept import ACCEPT
+from ralo.cli import main
+from ralo.modes import MODES
+
+QUICK = ("--tokens", "64", "--rounds", "1", "--ctx", "4")
+
+
+def test_every_mode_has_its_lines() -> None:
+    assert set(ACCEPT) == set(MODES)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str]:
+    import contextlib
+    import io
+
+    from tiny import write_hf
+
+    model = write_hf(tmp_path_factory.mktemp("accept") / "tiny", "llama", vocab_size=300, eos_token_id=None,
+                     max_position_embeddings=1024, hidden_size=128)  # fmt: skip
+    (model / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["accept", "-m", str(model), "--only", "kwta", "--speedup", "99", *QUICK, "--json"])
+    return code, out.getvalue()
+
+
+def test_rows(report: tuple[int, str]) -> None:
+    code, out = report
+    found = json.loads(out.splitlines()[-1])
+    rows = {row["line"]: row for row in found["rows"]}
+    assert all(set(row) == {"mode", "line", "target", "value", "pass"} for row in found["rows"])
+    assert code == 1 and found["pass"] is False, "a speed-up of 99 was asked for"
+    assert not rows["decode speed-up over dense, int8, context 4"]["pass"]
+    for line in (
+        "every channel wins: dense bit for bit",
+        "fewer win: not dense",
+        "bytes skipped are bytes not read",
+        "a planted NaN is caught, counted, and the text goes on",
+    ):
+        assert rows[line]["pass"], rows[line]
+    assert "PASS" in out and "FAIL" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--only", "kwtaa"), "--only must be of kwta, got 'kwtaa'; did you mean kwta?"),
+        (("--quant", "int5"), "--quant must be of f32, bf16, int8, int4, with commas, got 'int5'"),
+    ],
+)
+def test_bad_input(tiny: Path, flags: tuple[str, ...], message: str, capsys) -> None:
+    assert message in refused(capsys, "accept", "-m", tiny, *flags)

@@ -1,0 +1,138 @@
+"""Calibration: what it saw is what was there, it is saved and read back, and a profile of another model is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import linear
+from tiny import write_hf
+
+import ralo
+from ralo import KWTA, RaloError, texts
+from ralo import profile as profiles
+from ralo.autotune import tune_k
+from ralo.calibrate import calibrate
+from ralo.compose import compose
+from ralo.formats import safetensors
+from ralo.plan import Setup
+from ralo.sequence import Sequence
+
+TOKENS = np.random.default_rng(4).integers(2, 97, 101).tolist()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_hf(tmp_path_factory.mktemp("calibrate") / "tiny", "llama")
+
+
+@pytest.fixture(scope="module")
+def lm(directory):
+    return ralo.load(directory, "f32")
+
+
+@pytest.fixture(scope="module")
+def profile(lm):
+    return calibrate(lm, TOKENS, 50)
+
+
+def inputs(lm, layer: int, place: str) -> np.ndarray:
+    """Through a tap, in one pass."""
+    from ralo import _core
+    from ralo.modes.base import LayerSlots
+
+    tap = _core.Tap(getattr(lm.model.weights.layers[layer], place).ic)
+    slots = [LayerSlots() for _ in lm.model.layers]
+    slots[layer].put(place, tap, "test", "")
+    lm.model.use(slots)
+    lm.model.forward(TOKENS[:-1], Sequence.empty(lm.model.cfg), exact=False)
+    lm.use(compose([]))
+    return tap.take()
+
+
+@pytest.mark.parametrize("place", profiles.PLACES)
+def test_what_it_saw(lm, profile, place):
+    x, found = inputs(lm, 1, place), profile.places[1, place]
+    matrix = getattr(lm.model.weights.layers[1], place)
+    norms = np.sqrt((linear.unpack("f32", matrix.data, None) ** 2).sum(axis=0))
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    np.testing.assert_allclose(found.moments[0], x.mean(axis=0), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(found.moments[1], (x**2).mean(axis=0), rtol=1e-3)
+    scores = np.abs(x * norms)
+    for q in (0.1, 0.5, 0.9):
+        assert (scores < found.quantile(q)).mean() == pytest.approx(q, abs=0.03)
+    assert (found.kl[1] > 0).all() and found.kl[1][0] > found.kl[1][-1]
+    assert profile.winners[1].shape == (100, 96 // 8)
+    assert np.unpackbits(profile.winners[1]).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_it_leaves_the_model_as_it_was(directory):
+    lm = ralo.load(directory, "f32", modes=[KWTA(k=0.5)])
+    before = lm.model.step(5, lm.new_sequence())
+    calibrate(lm, TOKENS[:40], 20)
+    assert np.array_equal(lm.model.step(5, lm.new_sequence()), before)
+
+
+def test_saved_and_read_back(profile, lm, tmp_path):
+    profile.save(tmp_path / "a.profile")
+    again = profiles.load(tmp_path / "a.profile")
+    assert (again.model, again.tokens, again.places.keys()) == (profile.model, 100, profile.places.keys())
+    for key, place in profile.places.items():
+        for name in ("norms", "moments", "quantiles", "kl"):
+            assert np.array_equal(getattr(place, name), getattr(again.places[key], name))
+    assert all(np.array_equal(profile.seconds[p], again.seconds[p]) for p in profiles.PLACES)
+    assert all(np.array_equal(profile.winners[i], again.winners[i]) for i in range(2))
+    again.check(lm.model.weights, "it")
+
+
+def test_every_precision_has_one_fingerprint_and_another_model_another(directory, lm, tmp_path):
+    own = profiles.fingerprint(lm.model.weights)
+    assert profiles.fingerprint(ralo.load(directory, "int4").model.weights) == own
+    other = ralo.load(write_hf(tmp_path / "other", "llama", seed=1), "f32")
+    assert profiles.fingerprint(other.model.weights) != own
+
+
+def test_a_profile_of_another_model_is_refused(profile, tmp_path):
+    path = tmp_path / "a.profile"
+    profile.save(path)
+    other = write_hf(tmp_path / "other", "llama", seed=1)
+    with pytest.raises(RaloError, match=r"a\.profile: is the profile of another model; make one with ralo calibrate"):
+        ralo.load(other, setup=Setup(compose([KWTA()]), profile=path))
+
+
+def test_a_profile_beside_the_model_is_found(profile, tmp_path):
+    directory = write_hf(tmp_path / "model", "llama")
+    profile.save(directory / profiles.NAME)
+    assert ralo.load(directory, "f32").profile is not None
+
+
+@pytest.mark.parametrize(
+    ("notes", "message"),
+    [
+        ({}, "is not a profile"),
+        ({"ralo_profile": "{"}, "is not a profile"),
+        ({"ralo_profile": "[]"}, "is not a profile"),
+        ({"ralo_profile": '{"format": 9}'}, "is a profile of format 9, this ralo reads 1"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, notes: dict[str, str], message: str) -> None:
+    safetensors.write_file(tmp_path / "a", {"x": np.zeros(3, np.float32)}, notes)
+    with pytest.raises(RaloError, match=message):
+        profiles.load(tmp_path / "a")
+
+
+def test_tuning_stays_within_the_budget(lm, profile):
+    for budget in (0.05, 0.5):
+        tuned = tune_k(lm, KWTA(), profile, TOKENS, budget)
+        assert tuned.quality.delta_ppl_pct <= budget
+        worse = [q for k, q in tuned.tried if k < tuned.mode.k]
+        assert all(q.delta_ppl_pct > budget for q in worse)
+    assert not lm.model.has_modes
+
+
+def test_shipped_texts(lm):
+    for name in ("calibration", "held_out", "other"):
+        assert len(texts.read(name)) > 60000
+    found = texts.held_out(lm, 50)
+    assert len(found) == 51 and found == lm.encode(texts.read("held_out"))[:51]

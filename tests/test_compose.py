@@ -1,0 +1,109 @@
+"""Composition: every pair of modes composes, yields or is refused, by rules that say why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar
+
+import pytest
+
+from ralo.compose import REFUSE, RULES, compose
+from ralo.errors import RaloError
+from ralo.modes import KWTA, MODES
+from ralo.modes.base import Mode
+
+NAMES = ("state-pack", "kwta", "event", "proc", "tt")  # the five of the specification
+PAIRS = list(combinations(NAMES, 2))
+
+
+@dataclass(frozen=True)
+class Stand(Mode):
+    """A mode that has only what rules look at."""
+
+    name: ClassVar[str] = ""
+    block: int = 1
+    target: str = "both"
+    windows: bool = False
+    enabled = True
+
+
+def stand(mode: str, **settings: object) -> Mode:
+    made = type("Stand", (Stand,), {"name": mode})(**settings)
+    assert isinstance(made, Mode)
+    return made
+
+
+def notes(*modes: Mode) -> str:
+    return "; ".join(compose(modes).notes)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+def test_every_pair_has_a_rule_that_says_why(pair: tuple[str, str]) -> None:
+    rules = [r for r in RULES if {r.a, r.b} == set(pair)]
+    assert rules
+    for rule in rules:
+        assert rule.why and (rule.act != REFUSE or rule.change)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+def test_every_pair_composes_or_is_refused_with_the_way_out(pair: tuple[str, str]) -> None:
+    try:
+        plan = compose([stand(name) for name in pair])
+    except RaloError as error:
+        assert all(name in str(error) for name in pair) and "; " in str(error)
+        assert pair == ("proc", "tt")
+    else:
+        assert {m.name for m in plan.modes} == set(pair)
+        assert plan.notes or pair == ("state-pack", "proc")  # they meet only in their blocks, which agree
+
+
+def test_modes_that_are_there_compose_pairwise() -> None:
+    for a, b in combinations(MODES.values(), 2):
+        assert compose([a(), b()]).modes
+
+
+def test_one_partition_into_blocks() -> None:
+    for a, b in combinations(("state-pack", "kwta", "event", "proc"), 2):
+        with pytest.raises(RaloError, match=f"{a} and {b} do not go together: all modes share one partition"):
+            compose([stand(a, block=32), stand(b, block=16)])
+        compose([stand(a, block=32), stand(b, block=32)])
+        compose([stand(a, block=1), stand(b, block=32)])
+
+
+def test_one_ranking_for_kwta_and_event() -> None:
+    assert "kwta proposes candidates to event: one ranking" in notes(stand("kwta"), stand("event"))
+
+
+def test_skipping_is_intersected_with_what_exists() -> None:
+    for mode in ("kwta", "event"):
+        assert f"{mode} is intersected with proc" in notes(stand(mode), stand("proc"))
+        assert notes(stand(mode, target="mlp"), stand("proc", target="attn")) == ""
+    assert "kwta is intersected with win-attn" in notes(stand("kwta"), stand("win-attn"))
+
+
+def test_one_weight_backend() -> None:
+    with pytest.raises(RaloError, match="proc and tt do not go together: a layer has one weight backend"):
+        compose([stand("proc"), stand("tt", target="mlp")])
+    assert compose([stand("proc", target="attn"), stand("tt", target="mlp")]).modes
+
+
+def test_over_factors_nothing_is_skipped() -> None:
+    for mode in ("kwta", "event"):
+        assert f"{mode} yields to tt: its factors have no channels" in notes(stand(mode), stand("tt"))
+
+
+def test_event_and_windows() -> None:
+    with pytest.raises(RaloError, match="event and win-attn do not go together"):
+        compose([stand("event"), stand("win-attn")])
+    compose([stand("event", target="mlp"), stand("win-attn")])
+    compose([stand("event", windows=True), stand("win-attn")])
+
+
+def test_statepack_and_event() -> None:
+    assert "state-pack gives a zero mask to event" in notes(stand("state-pack"), stand("event"))
+
+
+def test_modes_that_are_off_are_left_out() -> None:
+    assert compose([KWTA(on="off")]).modes == ()
+    assert compose([KWTA()]).modes == (KWTA(),)

@@ -1,0 +1,129 @@
+"""The guard: it switches off a mode that hurts, lets it back when it is good again, and counts what that costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny import write_hf
+
+import ralo
+from ralo import KWTA
+from ralo.compose import compose
+from ralo.guard import FIRST_CHECK, WINDOW, GuardOptions
+from ralo.lm import LM
+from ralo.plan import Setup
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_hf(tmp_path_factory.mktemp("guard") / "tiny", "llama", eos_token_id=None, max_position_embeddings=4096)
+
+
+def opened(directory, *modes, **options) -> LM:
+    lm = ralo.load(directory, "f32", setup=Setup(compose(modes), GuardOptions(**options)))
+    return lm
+
+
+def steps(lm: LM, n: int, seq=None):
+    seq = lm.new_sequence() if seq is None else seq
+    rng = np.random.default_rng(1)
+    return np.stack([lm.guard.step(int(t), seq) for t in rng.integers(2, 90, n)]), seq
+
+
+def plain_steps(lm: LM, n: int, dense: bool):
+    seq = lm.new_sequence()
+    rng = np.random.default_rng(1)
+    return np.stack([lm.model.step(int(t), seq, dense) for t in rng.integers(2, 90, n)])
+
+
+BAD, GOOD = KWTA(k=0.02), KWTA(k=0.99)
+
+
+def test_without_modes_it_does_nothing(directory):
+    lm = opened(directory)
+    logits, _ = steps(lm, 40)
+    assert np.array_equal(logits, plain_steps(lm, 40, dense=True))
+    assert lm.guard.counts["checks"] == 0 and lm.metrics().keys().isdisjoint({"guard.checks"})
+
+
+def test_a_check_changes_nothing_of_what_the_modes_give(directory):
+    lm = opened(directory, GOOD, kl=100)
+    logits, seq = steps(lm, 60)
+    assert np.array_equal(logits, plain_steps(lm, 60, dense=False))
+    assert lm.guard.counts["checks"] == 3 and len(seq) == 60  # at 8, 24 and 56 tokens
+    assert lm.guard.counts["cost_s"] > 0 and lm.guard.events == []
+
+
+def test_checks_grow_rarer_up_to_the_distance_asked_for(directory):
+    lm = opened(directory, GOOD, kl=100, every=16)
+    steps(lm, 120)
+    assert lm.guard.counts["checks"] == 1 + (120 - FIRST_CHECK) // 16
+    lm = opened(directory, GOOD, kl=100, every=2)
+    steps(lm, 20)
+    assert lm.guard.counts["checks"] == 10
+
+
+def test_a_ruinous_mode_is_switched_off_within_the_first_checks_and_comes_back_when_raised(directory):
+    lm = opened(directory, BAD, kl=1e-4, every=32)
+    _, seq = steps(lm, 32)
+    assert [e.split(":")[0] for e in lm.guard.events] == ["kwta off at token 24"]
+    assert lm.metrics()["guard.modes_off"] == 1 and lm.metrics()["guard.switched_off"] == 1
+    dense = lm.model.step(5, seq, True)
+    seq.trim(32)
+    assert np.array_equal(lm.guard.step(5, seq), dense), "switched off it is dense"
+    lm.use(compose([GOOD]))
+    assert not lm.guard.modes["kwta"].on, "raised, but not yet cleared"
+    lm.guard.options = GuardOptions(kl=100, every=32)
+    steps(lm, 32 * (WINDOW + 1))
+    assert lm.guard.modes["kwta"].on and lm.guard.events[-1].startswith("kwta on at token")
+    assert lm.metrics()["guard.switched_on"] == 1 and lm.metrics()["guard.modes_off"] == 0
+
+
+def test_hysteresis(directory):
+    """A gap between the two limits neither switches a mode off nor lets it back."""
+    lm = opened(directory, BAD, kl=1e-4, every=8)
+    steps(lm, 24)
+    gap = max(lm.guard.modes["kwta"].mean(), 1e-6)
+    lm.guard.options = GuardOptions(kl=1e9, back=gap / 1e9 / 1e6, every=8)
+    steps(lm, 100)
+    assert not lm.guard.modes["kwta"].on
+
+
+def test_off(directory):
+    lm = opened(directory, BAD, on="off", kl=0)
+    logits, _ = steps(lm, 80)
+    assert lm.guard.counts["checks"] == 0 and np.array_equal(logits, plain_steps(lm, 80, dense=False))
+
+
+@pytest.mark.parametrize("slot", ["qkv", "o", "up", "down"])
+def test_a_planted_nan_is_caught_and_counted_and_the_text_goes_on(directory, slot):
+    lm = opened(directory, KWTA(k=0.8))
+    lm.model.slots[1].taken[slot].slot.plant = True
+    made = lm.generate("the house", max_tokens=12, temperature=0)
+    assert len(made.tokens) == 12
+    assert lm.metrics()["guard.nonfinite"] == 1
+    seq = lm.new_sequence()
+    lm.model.slots[1].taken[slot].slot.plant = True
+    assert np.isfinite(lm.model.step(3, seq)).all()
+
+
+def test_after_a_nan_the_place_was_dense(directory):
+    """With one place only, the step whose result was not finite is the dense step bit for bit."""
+    from ralo.modes.base import Override
+
+    only = KWTA(k=0.5, where=(Override(None, frozenset({"qkv", "o", "up"}), {"on": "off"}),
+                              Override(frozenset({0}), None, {"on": "off"})))  # fmt: skip
+    lm = opened(directory, only)
+    dense, kept = lm.model.step(7, lm.new_sequence(), True), lm.model.step(7, lm.new_sequence())
+    assert not np.array_equal(dense, kept)
+    lm.model.slots[1].taken["down"].slot.plant = True
+    assert np.array_equal(lm.model.step(7, lm.new_sequence()), dense)
+
+
+def test_what_it_says_in_a_run(directory, capsys):
+    from ralo.cli import main
+
+    args = ["run", "-m", str(directory), "--kwta-k", "0.02", "--guard-kl", "0.0001", "-n", "60", "--temperature", "0"]
+    assert main(args) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "kwta keep" in line and "skipped" in line and "guard switched kwta off at token" in line

@@ -1,0 +1,50 @@
+"""Metrics: the specification's names, sums and layers that agree, and a text that Prometheus reads."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import write_hf
+
+import ralo
+from ralo import KWTA, metrics
+
+SPECIFIED = {"kwta.keep_ratio", "kwta.duty_hits", "kwta.temp", "kwta.flicker", "kwta.bytes_skipped"}
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    lm = ralo.load(
+        write_hf(tmp_path_factory.mktemp("metrics") / "tiny", "llama", eos_token_id=None), modes=[KWTA(k=0.5)]
+    )
+    lm.generate("the house", max_tokens=30, temperature=0)
+    return lm
+
+
+def test_names(lm):
+    assert set(metrics.NAMES) >= SPECIFIED
+    found = {name for name in lm.metrics() if "." in name}
+    assert found == set(metrics.NAMES)
+    assert all(metrics.NAMES.values())
+
+
+def test_layers_add_up(lm):
+    whole, layers = lm.metrics(), lm.layer_metrics()
+    for name in ("kwta.bytes_skipped", "kwta.duty_hits"):
+        assert sum(layer[name] for layer in layers) == whole[name]
+    ratios = [layer["kwta.keep_ratio"] for layer in layers]
+    assert min(ratios) <= whole["kwta.keep_ratio"] <= max(ratios)
+
+
+def test_dense_has_none(tmp_path):
+    lm = ralo.load(write_hf(tmp_path / "tiny", "llama"))
+    assert not any("." in name for name in lm.metrics()) and lm.layer_metrics() == [{}, {}]
+
+
+def test_prometheus(lm):
+    parser = pytest.importorskip("prometheus_client.parser", reason="Prometheus text is made by prometheus_client")
+    families = {f.name: f for f in parser.text_string_to_metric_families(metrics.prometheus(lm.model, lm.guard))}
+    assert {name.replace(".", "_") for name in metrics.NAMES} == {name.removeprefix("ralo_") for name in families}
+    skipped = families["ralo_kwta_bytes_skipped"]
+    assert skipped.documentation == metrics.NAMES["kwta.bytes_skipped"]
+    by_layer = {s.labels["layer"]: s.value for s in skipped.samples}
+    assert by_layer["all"] == by_layer["0"] + by_layer["1"] == lm.metrics()["kwta.bytes_skipped"]
