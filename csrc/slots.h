@@ -54,6 +54,10 @@ struct Input : Slot {
   const size_t n;  // channels
   explicit Input(size_t n_) : n(n_) {}
   virtual size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) = 0;
+  // The channels of the token at `position` that are used; for a slot that computes a part of the map by itself.
+  virtual Channels choose(const float* /*x*/, size_t /*position*/, Place /*place*/, const Pass& /*pass*/) {
+    return {nullptr, n};
+  }
 };
 // Of attention: which keys and values are read. out (tokens, heads * e).
 struct AttendSlot : Slot {

@@ -61,7 +61,7 @@ def test_a_place_that_saves_no_time_keeps_everything() -> None:
 
 def test_allocation_beats_the_plain_one() -> None:
     scale = {(0, "qkv"): 30.0, (1, "down"): 10.0, (0, "up"): 0.1}
-    c = costs(profile(scale), SIZES)
+    c = costs(profile(scale), SIZES, dict.fromkeys(SIZES, 1.0))
     plain = shares(0.4, SIZES, None)
     found = allocate(c, bytes_of(plain))
 
@@ -75,6 +75,6 @@ def test_noise_in_what_was_measured_is_no_reward() -> None:
     """More kept never counts as worse, more read never as faster."""
     noisy = profile({}, {p: [1.0, 3.0, 2.0, 4.0] for p in PLACES})
     noisy.places[0, "up"].kl[1] = [0.1, 0.2, 0.01]
-    c = costs(noisy, SIZES)
+    c = costs(noisy, SIZES, dict.fromkeys(SIZES, 1.0))
     for key in SIZES:
         assert (np.diff(c.quality[key]) <= 1e-12).all() and (np.diff(c.effort[key]) >= 0).all()

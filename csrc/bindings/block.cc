@@ -1,6 +1,9 @@
 // The halves of a layer as objects: every shape is checked when one is made, so that running it is cheap.
 #include "block.h"
 
+#include <cstring>
+
+#include "buffer.h"
 #include "objects.h"
 
 namespace {
@@ -63,16 +66,16 @@ struct AttentionObject {
     a.qkv.input = qkv, a.o.input = o, a.slot = attend;
   }
 
-  void check(const Array<float, 2>& x, const LayerCache& cache, size_t past, const Angles& angles) const {
-    need(x.shape(1) == a.o.w->oc, "x must be (T, D padded)");
+  void check(size_t width, size_t tokens, const LayerCache& cache, size_t past, const Angles& angles) const {
+    need(width == a.o.w->oc, "x must be (T, D padded)");
     need(cache.c.heads == a.kv_heads && a.e <= cache.c.ep, "the cache is of another shape");
-    need(past <= cache.c.capacity && x.shape(0) <= cache.c.capacity - past, "the cache is full");
+    need(past <= cache.c.capacity && tokens <= cache.c.capacity - past, "the cache is full");
     need(2 * angles.half <= a.e, "2 half <= e");
   }
   Counts run(Array<float, 2> x, const LayerCache& cache, size_t past, Table cos, Table sin, bool exact,
              LayerState* state) const {
     const Angles angles = angles_of(cos, sin, x.shape(0));
-    check(x, cache, past, angles);
+    check(x.shape(1), x.shape(0), cache, past, angles);
     nb::gil_scoped_release release;
     const BytesRead read = attention(a, x.data(), x.shape(0), cache.c, angles, {many(exact), past, state});
     return {read.weights, read.cache};
@@ -105,36 +108,82 @@ struct MlpObject {
   }
 };
 
-// All layers in one call: the Python between two halves of a layer costs as much as a small matvec.
-struct StackObject {
+// The embedding as 16-bit words (V, D), or (V, 2 D) where they are halves of f32.
+struct Embedding {
+  Array<const uint16_t, 2> table;
+  std::string kind;  // f32, f16, bf16
+  size_t width() const { return kind == "f32" ? table.shape(1) / 2 : table.shape(1); }
+  void row(size_t token, float* out) const {
+    const uint16_t* words = table.data() + token * table.shape(1);
+    if (kind == "f32") {
+      std::memcpy(out, words, width() * sizeof(float));
+      return;
+    }
+    const bool bf16 = kind == "bf16";
+    for (size_t i = 0; i < width(); ++i) out[i] = bf16 ? from_bf16(words[i]) : from_f16(words[i]);
+  }
+};
+
+// A whole model in one call: between two halves of a layer Python would find its own code thrown out of the cache by
+// the weights, and cost as much as a small matvec.
+struct DecoderObject {
   nb::object kept;
+  Embedding embedding;
+  std::optional<Array<const float, 2>> positions;  // (rows, D); row 0 is position 0
+  Norm norm;
+  const Matrix& head;
   std::vector<const AttentionObject*> attentions;
   std::vector<const MlpObject*> mlps;
 
-  explicit StackObject(const std::vector<std::pair<AttentionObject*, MlpObject*>>& layers) {
+  DecoderObject(Array<const uint16_t, 2> table, const std::string& kind,
+                std::optional<Array<const float, 2>> positions_,
+                const std::vector<std::pair<AttentionObject*, MlpObject*>>& layers, const NormObject& final_norm,
+                const Matrix& head_)
+      : embedding{std::move(table), kind}, positions(std::move(positions_)), norm(final_norm.norm()), head(head_) {
+    need(kind == "f32" || kind == "f16" || kind == "bf16", "the embedding must be f32, f16 or bf16");
+    need(embedding.width() == norm.d && head.w.ic == norm.d, "embedding, norm and head differ in width");
+    if (positions) need(positions->shape(1) == norm.d, "positions must be (rows, D)");
     nb::list all;
     for (auto [attention, mlp] : layers) {
-      need(attention->a.o.w->oc == mlp->m.down.w->oc, "the halves of a layer differ in width");
+      need(attention->a.norm.d == norm.d && mlp->m.norm.d == norm.d, "a layer is of another width");
       attentions.push_back(attention), mlps.push_back(mlp);
       all.append(nb::make_tuple(nb::find(attention), nb::find(mlp)));
     }
-    kept = all;
+    kept = nb::make_tuple(all, nb::find(final_norm), nb::find(head));
   }
 
-  Counts run(Array<float, 2> x, const std::vector<LayerCache*>& caches, size_t past, Table cos, Table sin, bool exact,
-             const std::optional<std::vector<LayerState*>>& states) const {
-    const size_t n = mlps.size(), tokens = x.shape(0);
-    const Angles angles = angles_of(cos, sin, tokens);
+  Counts run(Array<const int64_t, 1> tokens, const std::vector<LayerCache*>& caches, size_t past, Table cos, Table sin,
+             bool exact, const std::optional<std::vector<LayerState*>>& states, Array<float, 2> hidden,
+             std::optional<Array<float, 2>> logits) const {
+    static thread_local Buffer<float> stream;
+    const size_t n = mlps.size(), count = tokens.shape(0), width = padded(norm.d);
+    const Angles angles = angles_of(cos, sin, count);
     need(caches.size() == n && (!states || states->size() == n), "one cache and one state per layer");
-    for (size_t i = 0; i < n; ++i) attentions[i]->check(x, *caches[i], past, angles);
-    Counts read{0, 0};
+    need(hidden.shape(0) == count && hidden.shape(1) == norm.d, "hidden must be (T, D)");
+    if (logits) need(logits->shape(0) == count && logits->shape(1) == head.w.oc, "logits must be (T, V padded)");
+    if (positions) need(past <= positions->shape(0) && count <= positions->shape(0) - past, "too few positions");
+    for (size_t t = 0; t < count; ++t)
+      need(tokens.data()[t] >= 0 && static_cast<size_t>(tokens.data()[t]) < embedding.table.shape(0), "no such token");
+    for (size_t i = 0; i < n; ++i) attentions[i]->check(width, count, *caches[i], past, angles);
+    float* x = stream.get(count * width);
     nb::gil_scoped_release release;
+    for (size_t t = 0; t < count; ++t) {
+      embedding.row(static_cast<size_t>(tokens.data()[t]), x + t * width);
+      if (positions)
+        for (size_t i = 0; i < norm.d; ++i) x[t * width + i] += positions->data()[(past + t) * norm.d + i];
+      std::memset(x + t * width + norm.d, 0, (width - norm.d) * sizeof(float));
+    }
+    Counts read{0, 0};
     for (size_t i = 0; i < n; ++i) {
       const Pass pass{many(exact), past, states ? (*states)[i] : nullptr};
-      const BytesRead part = attention(attentions[i]->a, x.data(), tokens, caches[i]->c, angles, pass);
-      read.first += part.weights + mlp(mlps[i]->m, x.data(), tokens, pass);
+      const BytesRead part = attention(attentions[i]->a, x, count, caches[i]->c, angles, pass);
+      read.first += part.weights + mlp(mlps[i]->m, x, count, pass);
       read.second += part.cache;
     }
+    normed(norm, x, width, count, hidden.data(), norm.d);
+    if (logits)
+      read.first += ::apply(head.w, head.bias ? head.bias->data() : nullptr, hidden.data(), count, logits->data(),
+                            false, Many::floats);
     return read;
   }
 };
@@ -163,9 +212,13 @@ void bind_block(nb::module_& m) {
            nb::arg("state").none() = nb::none(), "x (T, D padded) += MLP; bytes of weights read")
       .def("use", &MlpObject::use, nb::arg("up").none(), nb::arg("down").none(), nb::arg("mlp").none(),
            "Puts modes into the slots; None is dense");
-  nb::class_<StackObject>(m, "Stack", "Layers as pairs (Attention, Mlp), run one after the other")
-      .def(nb::init<const std::vector<std::pair<AttentionObject*, MlpObject*>>&>(), nb::arg("layers"))
-      .def("run", &StackObject::run, array("x"), nb::arg("caches"), nb::arg("past"), array("cos").none(),
-           array("sin").none(), nb::arg("exact") = true, nb::arg("states").none() = nb::none(),
-           "x (T, D padded) through all layers; bytes of weights and of cache read");
+  nb::class_<DecoderObject>(m, "Decoder", "A model: embedding, layers as pairs (Attention, Mlp), final norm, head")
+      .def(nb::init<Array<const uint16_t, 2>, const std::string&, std::optional<Array<const float, 2>>,
+                    const std::vector<std::pair<AttentionObject*, MlpObject*>>&, const NormObject&, const Matrix&>(),
+           array("embedding"), nb::arg("kind"), array("positions").none(), nb::arg("layers"), nb::arg("final_norm"),
+           nb::arg("head"))
+      .def("run", &DecoderObject::run, array("tokens"), nb::arg("caches"), nb::arg("past"), array("cos").none(),
+           array("sin").none(), nb::arg("exact"), nb::arg("states").none(), array("hidden"), array("logits").none(),
+           "Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes "
+           "of weights and of cache read. Without the text's states it is dense");
 }

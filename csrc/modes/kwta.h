@@ -65,6 +65,11 @@ struct KwtaInput : Input {
   KwtaInput(const Chooser& c, const Duty& d, bool renorm_) : Input(c.n), winners{c, d}, renorm(renorm_) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
+  Channels choose(const float* x, size_t position, Place place, const Pass& pass) override {
+    Held& held = static_cast<Held&>(state(pass, place));
+    const size_t count = winners.choose(held, x, position);
+    return {held.list.data(), count};
+  }
 
  private:
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);

@@ -55,7 +55,9 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
   }
   const Mat& w = *m.up.w;
   float *gate = gates.get(w.oc), *h = hidden.get(m.f), *u = ups.get(m.f);
-  size_t bytes = apply_part(w, {nullptr, w.ic}, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
+  const Channels used =
+      taken(m.up.input, pass) ? m.up.input->choose(in, pass.past, kUp, pass) : Channels{nullptr, w.ic};
+  size_t bytes = apply_part(w, used, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
   kernels().act(m.act, gate + m.gate, nullptr, m.f, h);
   const Channels won = choose(held, h, pass.past);
   if (won.count == m.f && !zeros) return bytes + all(m, in, x, pass);
@@ -69,14 +71,33 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
   return bytes + mlp_dense(m, in, 1, x, {pass.many, pass.past, nullptr});
 }
 
+// The gate sees only the channels that a slot in front of it chooses, `up` sees all: the map is computed once more.
+size_t KwtaMlp::gates_of_winners(const Mlp& m, const float* in, size_t tokens, const float*& gates, const Pass& pass) {
+  static thread_local Buffer<float> kept, rows;
+  const size_t d = m.up.w->ic;
+  float *x = kept.get(tokens * d), *out = rows.get(tokens * m.up.w->oc);
+  std::memset(x, 0, tokens * d * sizeof(float));
+  for (size_t t = 0; t < tokens; ++t) {
+    const Channels used = m.up.input->choose(in + t * d, pass.past + t, kUp, pass);
+    for (size_t i = 0; i < used.count; ++i) {
+      const size_t c = used.list ? used.list[i] : i;
+      x[t * d + c] = in[t * d + c];
+    }
+  }
+  gates = out;
+  return ::apply(*m.up.w, m.up.bias, x, tokens, out, false, pass.many);
+}
+
 size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
   static thread_local Buffer<float> ups, hidden;
   const size_t stride = m.up.w->oc;
   float *up = ups.get(tokens * stride), *h = hidden.get(tokens * m.f);
-  const size_t bytes = apply(*m.up.w, m.up.bias, in, tokens, up, false, pass.many);
+  size_t bytes = apply(*m.up.w, m.up.bias, in, tokens, up, false, pass.many);
+  const float* gates = up;
+  if (taken(m.up.input, pass)) bytes += gates_of_winners(m, in, tokens, gates, pass);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t)
-      kernels().act(m.act, up + t * stride + m.gate, nullptr, m.f, h + t * m.f);
+      kernels().act(m.act, gates + t * stride + m.gate, nullptr, m.f, h + t * m.f);
   });
   for (size_t t = 0; t < tokens; ++t) {
     const Channels won = choose(held, h + t * m.f, pass.past + t);

@@ -187,13 +187,15 @@ class Mlp:
     def use(self, up: Input | None, down: Input | None, mlp: MlpSlot | None) -> None:
         """Puts modes into the slots; None is dense"""
 
-class Stack:
-    """Layers as pairs (Attention, Mlp), run one after the other"""
+class Decoder:
+    """A model: embedding, layers as pairs (Attention, Mlp), final norm, head"""
 
-    def __init__(self, layers: Sequence[tuple[Attention, Mlp]]) -> None: ...
+    def __init__(self, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], kind: str, positions: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, layers: Sequence[tuple[Attention, Mlp]], final_norm: Norm, head: Matrix) -> None: ...
 
-    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], caches: Sequence[LayerCache], past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool = True, states: Sequence[LayerState] | None = None) -> tuple[int, int]:
-        """x (T, D padded) through all layers; bytes of weights and of cache read"""
+    def run(self, tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], caches: Sequence[LayerCache], past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool, states: Sequence[LayerState] | None, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None) -> tuple[int, int]:
+        """
+        Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes of weights and of cache read. Without the text's states it is dense
+        """
 
 class KwtaInput(Input):
     """Only the input channels with the largest |x| * norm are read"""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.config import ModelConfig
-from ralo.matrix import padded
 from ralo.modes.base import LayerSlots
 from ralo.rope import RopeTable
 from ralo.sequence import Sequence
@@ -45,11 +44,13 @@ class Model:
     def __init__(self, cfg: ModelConfig, weights: Weights) -> None:
         self.cfg, self.weights = cfg, weights
         self.layers = [Layer(cfg, w, i) for i, w in enumerate(weights.layers)]
-        self._stack = _core.Stack([(layer.attention, layer.mlp) for layer in self.layers])
-        self._bytes_read = 0  # by the layers, counted by the kernels
+        positions = None if weights.positions is None else weights.positions[cfg.position_offset :]
+        halves = [(layer.attention, layer.mlp) for layer in self.layers]
+        final_norm = norm(cfg, weights.final_norm)
+        self._core = _core.Decoder(*weights.embed.words(), positions, halves, final_norm, weights.head.core)
+        self._bytes_read = 0  # counted by the kernels
         self.slots = [LayerSlots() for _ in self.layers]
         self.modes_in_prefill = False
-        self._final_norm = norm(cfg, weights.final_norm)
         self._rope = RopeTable(cfg.rope) if cfg.rope else None
 
     def use(self, slots: list[LayerSlots], in_prefill: bool = False) -> None:
@@ -72,20 +73,15 @@ class Model:
         `exact`: several tokens give what they would give one by one; else their activations may be rounded to bytes.
         `dense`: as if no slot were filled.
         """
-        seq.reserve(len(tokens))
-        ids = np.asarray(tokens, np.int64)
+        return self._run(tokens, seq, length, exact, dense, None)
+
+    def _run(self, tokens: Many[int], seq: Sequence, length: int, exact: bool, dense: bool, logits: F32 | None) -> F32:
         start, stop = len(seq), len(seq) + len(tokens)
-        x = np.zeros((len(tokens), padded(self.cfg.d_model)), np.float32)
-        x[:, : self.cfg.d_model] = self.weights.embed(ids)
-        if self.weights.positions is not None:
-            at = self.cfg.position_offset
-            x[:, : self.cfg.d_model] += self.weights.positions[at + start : at + stop]
+        caches, states = seq.reserve(len(tokens)), None if dense else seq.states
         cos, sin = self._rope(start, stop, length) if self._rope else (None, None)
-        caches, states = [layer.core for layer in seq.layers], None if dense else seq.states
-        self._bytes_read += sum(self._stack.run(x, caches, start, cos, sin, exact, states))
-        seq.tokens.extend(int(t) for t in tokens)
-        hidden = np.empty((len(tokens), self.cfg.d_model), np.float32)
-        self._final_norm.run(x[:, : self.cfg.d_model], hidden)
+        hidden, ids = np.empty((len(tokens), self.cfg.d_model), np.float32), np.array(tokens, np.int64)
+        self._bytes_read += sum(self._core.run(ids, caches, start, cos, sin, exact, states, hidden, logits))
+        seq.tokens.extend(tokens)
         return hidden
 
     def logits(self, hidden: F32) -> F32:
@@ -102,7 +98,9 @@ class Model:
 
     def step(self, token: int, seq: Sequence, dense: bool = False) -> F32:
         """One more token; scores of the next (V)."""
-        return self.logits(self.forward((token,), seq, dense=dense)).reshape(-1)
+        logits = np.empty((1, self.weights.head.oc), np.float32)
+        self._run((token,), seq, 0, True, dense, logits)
+        return logits[0, : self.cfg.vocab]
 
     @property
     def bytes_read(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,8 @@ class Sequence:
     tokens: list[int]
     layers: list[LayerCache]
     states: list[_core.LayerState]  # what modes remember, per layer
+    room: int = 0  # tokens that fit into `caches` as they are
+    caches: list[_core.LayerCache] = field(default_factory=list)
 
     @classmethod
     def empty(cls, cfg: ModelConfig, kv: str = "f16") -> Sequence:
@@ -77,13 +79,17 @@ class Sequence:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def reserve(self, more: int) -> None:
-        """Room for `more` tokens in every layer, or an error when the model's context ends before."""
-        need = len(self) + more
-        if need > self.cfg.max_context:
-            raise RaloError(f"{need} tokens are more than the model's context of {self.cfg.max_context}")
-        for layer in self.layers:
-            layer.reserve(need, len(self))
+    def reserve(self, more: int) -> list[_core.LayerCache]:
+        """Room for `more` tokens in every layer, or an error when the model's context ends before; the caches."""
+        need = len(self.tokens) + more
+        if need > self.room:
+            if need > self.cfg.max_context:
+                raise RaloError(f"{need} tokens are more than the model's context of {self.cfg.max_context}")
+            for layer in self.layers:
+                layer.reserve(need, len(self))
+            self.room = min(self.cfg.max_context, *(layer.capacity for layer in self.layers))
+            self.caches = [layer.core for layer in self.layers]
+        return self.caches
 
     def trim(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""

@@ -19,6 +19,7 @@ from ralo.memory import Arena
 from ralo.neurons import Order, reorder
 
 F32 = NDArray[np.float32]
+U16 = NDArray[np.uint16]
 Progress = Callable[[float], None]  # share done, 0 to 1
 
 # Sites that share their input are one matrix: longer rows, fewer passes.
@@ -52,11 +53,10 @@ class Embedding:
 
     table: NDArray[np.generic]  # (V, D)
 
-    def __call__(self, ids: NDArray[np.int64]) -> F32:
-        rows = self.table[ids]
-        if rows.dtype == np.uint16:
-            return (rows.astype(np.uint32) << 16).view(np.float32)
-        return rows.astype(np.float32)
+    def words(self) -> tuple[U16, str]:
+        """As 16-bit words, and what they are: f32 (two of them), f16 or bf16."""
+        kinds = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16", np.dtype(np.uint16): "bf16"}
+        return self.table.view(np.uint16), kinds[self.table.dtype]
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,15 @@ class KWTA(Mode):
         """Turns k into a share per layer and place."""
         if self.form == "seed":
             return self
-        free = [(v, p) for v in views for p in TARGETS[self.target] if not self._gate_first(v) or p in TARGETS["attn"]]
-        sizes = {(v.index, p): int(getattr(v.weights, p).nbytes) for v, p in free}
-        # Where a gate comes first `down` reads what it lets through, far less than any share that would be allotted.
+        sizes = {(v.index, p): int(getattr(v.weights, p).nbytes) for v in views for p in TARGETS[self.target]}
+        parts = dict.fromkeys(sizes, 1.0)
+        for view in views:
+            if self.target != "attn" and self._gate_first(view):
+                parts[view.index, "up"] = 0.5  # only the gate is skipped by channels
+                if view.cfg.act in ZEROS:  # `down` reads what the gate lets through, less than any share allotted to it
+                    del sizes[view.index, "down"], parts[view.index, "down"]
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
-        return replace(self, allotted=plain | (shares(self.k, sizes, views[0].profile) if sizes else {}))
+        return replace(self, allotted=plain | shares(self.k, sizes, views[0].profile, parts))
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
         for place in TARGETS[self.target]:
@@ -94,8 +98,7 @@ class KWTA(Mode):
                 continue
             if place == "up" and settings._gate_first(view):
                 settings._put_neurons(view, slots)
-            else:
-                settings._put_input(view, slots, place)
+            settings._put_input(view, slots, place)
         attention = self.at(view.index, "o")
         if attention.enabled and self.target != "mlp" and attention.keys < 1:
             attention._put_keys(slots)
@@ -116,7 +119,7 @@ class KWTA(Mode):
         """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read."""
         f, up = view.cfg.d_ff, view.weights.up
         zeros = view.cfg.act in ZEROS
-        share = 1.0 if zeros else self._share(view.index, "up")
+        share = 1.0 if zeros else self._share(view.index, "down")
         rule = ("above", 1e-30) if zeros else ("top", float(max(1, round(share * self._blocks(f)))))
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
         block, norms = self._block if not zeros else 1, _norms(view, "down")

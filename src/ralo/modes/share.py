@@ -30,13 +30,13 @@ class Costs:
     effort: Mapping[Key, F64]
 
 
-def costs(profile: Profile, sizes: Mapping[Key, int]) -> Costs:
-    """Effort is the measured time of a place where the profile has it, else its bytes."""
+def costs(profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float]) -> Costs:
+    """Effort is the measured time of a place where the profile has it, else its bytes; times the part that is skipped."""
     floors = {layer: min(p.kl[1].min() for (i, _), p in profile.places.items() if i == layer) for layer, _ in sizes}
     quality = {key: _curve(profile.places[key].kl, 0.85 * float(floors[key[0]])) for key in sizes}
     effort = {
-        (i, place): _times(profile.seconds[place]) if place in profile.seconds else size * GRID
-        for (i, place), size in sizes.items()
+        key: parts[key] * (_times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID)
+        for key, size in sizes.items()
     }
     return Costs(quality, effort)
 
@@ -82,11 +82,13 @@ def _effort(c: Costs, choice: Mapping[Key, int]) -> float:
     return sum(float(c.effort[key][i]) for key, i in choice.items())
 
 
-def shares(k: float, sizes: Mapping[Key, int], profile: Profile | None) -> dict[Key, float]:
+def shares(
+    k: float, sizes: Mapping[Key, int], profile: Profile | None, parts: Mapping[Key, float] | None = None
+) -> dict[Key, float]:
     """A share per layer and place that together take what `plain_share` would take, spent where it hurts least."""
     plain = {key: plain_share(key[1], k) for key in sizes}
     if profile is None or k >= 1:
         return plain
-    c = costs(profile, sizes)
+    c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0))
     budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
     return allocate(c, budget)
