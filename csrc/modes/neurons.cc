@@ -34,38 +34,35 @@ Channels KwtaMlp::choose(Held& held, const float* a, size_t position) {
   return {list, kept};
 }
 
-// a = a * (u + bias) where a neuron won, zero elsewhere; u is only read there.
-void KwtaMlp::join(const Channels& won, const float* u, const float* bias, float* a) {
-  size_t j = 0;
-  for (size_t i = 0; i < won.count; ++i, ++j) {
-    const size_t winner = won.list[i];
-    std::memset(a + j, 0, (winner - j) * sizeof(float));
-    j = winner;
-    a[j] *= bias ? u[j] + bias[j] : u[j];
+// h = a * (u + bias) where a neuron won, zero elsewhere; u is only read there.
+void KwtaMlp::join(const Channels& won, const float* a, const float* u, const float* bias, float* h) {
+  std::memset(h, 0, rows.f * sizeof(float));
+  for (size_t i = 0; i < won.count; ++i) {
+    const size_t j = won.list[i];
+    h[j] = a[j] * (bias ? u[j] + bias[j] : u[j]);
   }
-  std::memset(a + j, 0, (rows.f - j) * sizeof(float));
-  if (plant && won.count) a[won.list[0]] = std::numeric_limits<float>::quiet_NaN(), plant = false;
+  if (plant && won.count) h[won.list[0]] = std::numeric_limits<float>::quiet_NaN(), plant = false;
 }
 
 size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
-  static thread_local Buffer<float> gates, hidden, ups;
+  static thread_local Buffer<float> gates, acts, hidden, ups;
   if (!zeros && winners.duty.seed && pass.past % winners.duty.every != 0) {  // dense, whatever the gate says
     winners.choose(held, nullptr, pass.past);
     return all(m, in, x, pass);
   }
   const Mat& w = *m.up.w;
-  float *gate = gates.get(w.oc), *h = hidden.get(m.f), *u = ups.get(m.f);
+  float *gate = gates.get(w.oc), *a = acts.get(m.f), *h = hidden.get(m.f), *u = ups.get(m.f);
   const Channels used =
       taken(m.up.input, pass) ? m.up.input->choose(in, pass.past, kUp, pass) : Channels{nullptr, w.ic};
   size_t bytes = apply_part(w, used, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
-  kernels().act(m.act, gate + m.gate, nullptr, m.f, h);
-  const Channels won = choose(held, h, pass.past);
+  kernels().act(m.act, gate + m.gate, nullptr, m.f, a);
+  const Channels won = choose(held, a, pass.past);
   if (won.count == m.f && !zeros) return bytes + all(m, in, x, pass);
   const size_t read = neurons(rows, won.list, won.count, in, u);
   bytes += read;
   winners.counts.bytes_read += read;
   winners.counts.bytes_skipped += w.bytes() > bytes ? w.bytes() - bytes : 0;  // rows of an odd width have more padding
-  join(won, u, m.up.bias ? m.up.bias + m.value : nullptr, h);
+  join(won, a, u, m.up.bias ? m.up.bias + m.value : nullptr, h);
   if (kernels().finite(h, m.f)) return bytes + down(m, won, h, x, pass);
   ++nonfinite;
   return bytes + mlp_dense(m, in, 1, x, {pass.many, pass.past, nullptr});
@@ -89,19 +86,19 @@ size_t KwtaMlp::gates_of_winners(const Mlp& m, const float* in, size_t tokens, c
 }
 
 size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
-  static thread_local Buffer<float> ups, hidden;
+  static thread_local Buffer<float> ups, acts, hidden;
   const size_t stride = m.up.w->oc;
-  float *up = ups.get(tokens * stride), *h = hidden.get(tokens * m.f);
+  float *up = ups.get(tokens * stride), *a = acts.get(tokens * m.f), *h = hidden.get(tokens * m.f);
   size_t bytes = apply(*m.up.w, m.up.bias, in, tokens, up, false, pass.many);
   const float* gates = up;
   if (taken(m.up.input, pass)) bytes += gates_of_winners(m, in, tokens, gates, pass);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t)
-      kernels().act(m.act, gates + t * stride + m.gate, nullptr, m.f, h + t * m.f);
+      kernels().act(m.act, gates + t * stride + m.gate, nullptr, m.f, a + t * m.f);
   });
   for (size_t t = 0; t < tokens; ++t) {
-    const Channels won = choose(held, h + t * m.f, pass.past + t);
-    join(won, up + t * stride + m.value, nullptr, h + t * m.f);
+    const Channels won = choose(held, a + t * m.f, pass.past + t);
+    join(won, a + t * m.f, up + t * stride + m.value, nullptr, h + t * m.f);
   }
   if (kernels().finite(h, tokens * m.f)) return bytes + apply(m.down, h, tokens, x, true, pass);
   ++nonfinite;

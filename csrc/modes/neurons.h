@@ -17,7 +17,7 @@ struct KwtaMlp : MlpSlot {
 
  private:
   Channels choose(Held& held, const float* a, size_t position);
-  void join(const Channels& won, const float* u, const float* bias, float* a);
+  void join(const Channels& won, const float* a, const float* u, const float* bias, float* h);
   size_t one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass);
   size_t gates_of_winners(const Mlp& m, const float* in, size_t tokens, const float*& gates, const Pass& pass);
   size_t many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass);

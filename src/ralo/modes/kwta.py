@@ -86,8 +86,8 @@ class KWTA(Mode):
         for view in views:
             if self.target != "attn" and self._gate_first(view):
                 parts[view.index, "up"] = 0.5  # only the gate is skipped by channels
-                if view.cfg.act in ZEROS:  # `down` reads what the gate lets through, less than any share allotted to it
-                    del sizes[view.index, "down"], parts[view.index, "down"]
+            if self.target != "attn" and self._gate_decides(view):
+                del sizes[view.index, "down"], parts[view.index, "down"]
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
         return replace(self, allotted=plain | shares(self.k, sizes, views[0].profile, parts))
 
@@ -98,7 +98,8 @@ class KWTA(Mode):
                 continue
             if place == "up" and settings._gate_first(view):
                 settings._put_neurons(view, slots)
-            settings._put_input(view, slots, place)
+            if place != "down" or not settings._gate_decides(view):
+                settings._put_input(view, slots, place)
         attention = self.at(view.index, "o")
         if attention.enabled and self.target != "mlp" and attention.keys < 1:
             attention._put_keys(slots)
@@ -157,6 +158,10 @@ class KWTA(Mode):
         if gate == "on" and not view.cfg.gated:
             raise RaloError("--kwta-gate=on needs an MLP with a gate, this model's has none")
         return view.cfg.gated and (gate == "on" or (gate == "auto" and view.cfg.act in ZEROS and self.form == "best"))
+
+    def _gate_decides(self, view: LayerView) -> bool:
+        """`down` then reads what the gate lets through, less than any share would be."""
+        return self._gate_first(view) and view.cfg.act in ZEROS
 
     @property
     def _block(self) -> int:

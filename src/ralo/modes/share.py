@@ -31,7 +31,7 @@ class Costs:
 
 
 def costs(profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float]) -> Costs:
-    """Effort is the measured time of a place where the profile has it, else its bytes; times the part that is skipped."""
+    """Effort is the measured time of a place where the profile has it, else its bytes, times the part it is of."""
     floors = {layer: min(p.kl[1].min() for (i, _), p in profile.places.items() if i == layer) for layer, _ in sizes}
     quality = {key: _curve(profile.places[key].kl, 0.85 * float(floors[key[0]])) for key in sizes}
     effort = {
