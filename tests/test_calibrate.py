@@ -10,7 +10,7 @@ from reference import linear
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA, RaloError, texts
+from ralo import KWTA, RaloError, autotune, texts
 from ralo import profile as profiles
 from ralo.autotune import tune_k
 from ralo.calibrate import calibrate
@@ -122,13 +122,30 @@ def test_files_that_are_none(tmp_path: Path, notes: dict[str, str], message: str
         profiles.load(tmp_path / "a")
 
 
-def test_tuning_stays_within_the_budget(lm, profile):
+def test_tuning_stays_within_the_budget(lm, profile, monkeypatch):
+    monkeypatch.setattr(autotune, "fastest", lambda lm, mode, profile, ks: ks[0])  # the least that is good enough
     for budget in (0.05, 0.5):
         tuned = tune_k(lm, KWTA(), profile, TOKENS, budget)
         assert tuned.quality.delta_ppl_pct <= budget
         worse = [q for k, q in tuned.tried if k < tuned.mode.k]
         assert all(q.delta_ppl_pct > budget for q in worse)
     assert not lm.model.has_modes
+
+
+def test_of_what_is_good_enough_the_fastest_is_taken(lm, profile, monkeypatch):
+    speeds = {0.3: 1.2, 0.65: 1.19, 1.0: 1.0}
+
+    class Known:
+        def ratio(self, a: str, b: str) -> tuple[float, tuple[float, float]]:
+            return speeds[lm.plan.modes[0].k], (0, 0)
+
+    monkeypatch.setattr(autotune, "measure", lambda *_: Known())
+    assert autotune.fastest(lm, KWTA(), profile, [0.3, 0.65, 1.0]) == 0.65  # about as fast, and better
+    speeds[0.65] = 1.1
+    assert autotune.fastest(lm, KWTA(), profile, [0.3, 0.65, 1.0]) == 0.3
+    speeds[0.3] = speeds[0.65] = 0.9
+    assert autotune.fastest(lm, KWTA(), profile, [0.3, 0.65, 1.0]) == 1.0
+    lm.use(compose([]))
 
 
 def test_shipped_texts(lm):

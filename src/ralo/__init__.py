@@ -6,5 +6,5 @@ from ralo.modes import KWTA
 from ralo.quality import Quality
 from ralo.sampling import Sampling
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["KWTA", "LM", "FormatError", "Generation", "Quality", "RaloError", "Sampling", "__version__", "load"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,15 +15,18 @@ from typing import Any
 from ralo.bench import Phase, Ralo
 from ralo.errors import RaloError
 from ralo.lm import load
+from ralo.plan import Setup
 
 REST_MB = 100  # Python, libraries and buffers: what weights and cache do not account for
 SLACK = 1.1
 CHILD = "import json, sys; from ralo import footprint; print(json.dumps(footprint.taken(*json.loads(sys.argv[1]))))"
 
 
-def footprints(model: str, quant: str, kv: str, threads: int, phases: Sequence[Phase]) -> list[dict[str, Any]]:
+def footprints(
+    model: str, quant: str, kv: str, threads: int, phases: Sequence[Phase], setup: Setup | None = None
+) -> list[dict[str, Any]]:
     """Per phase: memory in RAM after it, what weights and cache take of it, and the most that it should be."""
-    asked = json.dumps([model, quant, kv, threads, phases])
+    asked = json.dumps([model, quant, kv, threads, phases, base64.b64encode(pickle.dumps(setup)).decode()])
     done = subprocess.run([sys.executable, "-P", "-c", CHILD, asked], capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
@@ -34,14 +39,16 @@ def footprints(model: str, quant: str, kv: str, threads: int, phases: Sequence[P
     return found
 
 
-def taken(model: str, quant: str, kv: str, threads: int, phases: Sequence[Phase]) -> list[tuple[float, float, float]]:
-    """In this process, per phase: MB in RAM, of weights, of the cache."""
-    lm = load(model, quant, kv, threads)
+def taken(
+    model: str, quant: str, kv: str, threads: int, phases: Sequence[Phase], setup: str
+) -> list[tuple[float, float, float]]:
+    """In this process, per phase: MB in RAM, of weights (modes' own copies included), of the cache."""
+    lm = load(model, quant, kv, threads, setup=pickle.loads(base64.b64decode(setup)))
     engine, found = Ralo(lm, lm.model, [0]), []
     for phase, ctx, tokens in phases:
         engine.start(ctx)
         engine.prefill(tokens) if phase == "prefill" else engine.decode(tokens)
-        found.append((rss_mb(), lm.model.weights.nbytes / 1e6, engine.seq.nbytes / 1e6))
+        found.append((rss_mb(), lm.model.nbytes / 1e6, engine.seq.nbytes / 1e6))
     return found
 
 

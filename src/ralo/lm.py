@@ -151,7 +151,7 @@ class LM:
         return {
             "tokens": self._tokens_made,
             "read_bytes": self.model.bytes_read,
-            "weight_bytes": self.model.weights.nbytes,
+            "weight_bytes": self.model.nbytes,
             "quant": self.quant,
             "isa": _core.level(),
             "threads": _core.threads(),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ralo import guard as guard_module
+from ralo.errors import RaloError
 from ralo.guard import Guard
 from ralo.model import Model
 from ralo.modes import MODES
@@ -37,8 +38,11 @@ def _of(layers: list[LayerSlots]) -> dict[str, float]:
 
 def prometheus(model: Model, guard: Guard) -> str:
     """All metrics in Prometheus' text form, sums without a label and layers with one."""
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import GaugeMetricFamily
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.core import GaugeMetricFamily
+    except ImportError:
+        raise RaloError("Prometheus text needs prometheus-client: pip install 'ralo[metrics]'") from None
 
     class Collector:
         def collect(self) -> Iterator[GaugeMetricFamily]:

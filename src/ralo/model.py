@@ -103,6 +103,11 @@ class Model:
         return logits[0, : self.cfg.vocab]
 
     @property
+    def nbytes(self) -> int:
+        """Weights, and what modes keep of them in forms of their own."""
+        return self.weights.nbytes + sum(o.nbytes for s in self.slots for o in s.taken.values())
+
+    @property
     def bytes_read(self) -> int:
         """Weights, keys and values read so far, as the kernels counted them."""
         return self.weights.head.bytes_read + self._bytes_read

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ralo import arch
 from ralo.arch.slots import check, layer_shapes, top_shapes
 from ralo.config import Fields, ModelConfig
-from ralo.errors import FormatError
+from ralo.errors import FormatError, RaloError
 from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.tensor import Tensor, read
 from ralo.matrix import Matrix
@@ -86,6 +86,8 @@ def build(
     """Quantise a checkpoint into packed weights, tensor by tensor. `orders`: of the neurons of some layers."""
     family = arch.find(ckpt)
     cfg = family.config(Fields(ckpt.config, ckpt.config_path))
+    if orders and (len(orders) != cfg.n_layers or any(len(order) != cfg.d_ff for order in orders.values())):
+        raise RaloError("the order of neurons is of another model: its profile must be of this one (ralo calibrate)")
     packer = _Packer(ckpt, cfg, quant, progress)
     top = family.top(ckpt, cfg)
     check(ckpt, top, top_shapes(cfg))

@@ -45,7 +45,7 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
         rows += _quality_and_speed(task, lm, tuned.mode, profile, say)
         if quant == task.quants[0]:
             say("invariants")
-            rows += _invariants(lm, tuned.mode, profile)
+            rows += _invariants(lm, tuned.mode if tuned.mode.k < 1 else KWTA(k=0.5), profile)
     say("matvecs with half of the channels")
     half, chosen = half_of_dense(task.rounds)
     rows.append(

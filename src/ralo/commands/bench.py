@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for quant in quants:
         speeds = _speeds(options, quant, phases, setup)
-        sizes = footprints(options.model, quant, options.kv, options.threads, phases)
+        sizes = footprints(options.model, quant, options.kv, options.threads, phases, setup)
         rows += [speed | size for speed, size in zip(speeds, sizes, strict=True)]
     _show(rows, options)
     if options.plot:

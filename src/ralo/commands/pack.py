@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     ckpt.tokenizer()  # likewise
     orders = _orders(options) if options.order else None
     with screen.progress("packing weights") as bar:
-        cfg, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar, orders)
-    if orders and (len(orders) != cfg.n_layers or any(len(o) != cfg.d_ff for o in orders.values())):
-        raise RaloError(f"{options.order}: is the profile of another model; make one with ralo calibrate")
+        _, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar, orders)
     packed.save(ckpt, weights, to)
     bytes_on_disk = sum(f.stat().st_size for f in to.iterdir())
     print(f"{to}: {weights.quant}, {screen.size(bytes_on_disk)}")

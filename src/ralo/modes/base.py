@@ -23,6 +23,7 @@ class Occupant:
     slot: _core.Slot
     mode: str
     runs: str  # what it does, for people
+    nbytes: int = 0  # of weights that it keeps in a form of its own
 
 
 @dataclass
@@ -37,9 +38,9 @@ class LayerSlots:
     mlp: _core.MlpSlot | None = None
     taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
 
-    def put(self, name: str, slot: _core.Slot, mode: str, runs: str) -> None:
+    def put(self, name: str, slot: _core.Slot, mode: str, runs: str, nbytes: int = 0) -> None:
         setattr(self, name, slot)
-        self.taken[name] = Occupant(slot, mode, runs)
+        self.taken[name] = Occupant(slot, mode, runs, nbytes)
 
 
 @dataclass(frozen=True)

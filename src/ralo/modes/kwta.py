@@ -129,7 +129,8 @@ class KWTA(Mode):
             self.form == "seed", zeros,
         )  # fmt: skip
         won = "neurons it does not block" if zeros else f"{share:.2f} of neurons win"
-        slots.put("mlp", slot, self.name, f"gate first, {won}")
+        copied = data.nbytes + (0 if scales is None else scales.nbytes)
+        slots.put("mlp", slot, self.name, f"gate first, {won}", copied)
 
     def _put_keys(self, slots: LayerSlots) -> None:
         slot = _core.KwtaKeys(self.keys, 0, SINKS, RECENT, self.keys_min, self.form == "seed")
