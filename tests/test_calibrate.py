@@ -149,7 +149,8 @@ def test_of_what_is_good_enough_the_fastest_is_taken(lm, profile, monkeypatch):
 
 
 def test_shipped_texts(lm):
-    for name in ("calibration", "held_out", "other"):
-        assert len(texts.read(name)) > 60000
+    for name in ("calibration", "tuning", "held_out", "other"):
+        assert len(texts.read(name)) >= 60000
+    assert texts.read("tuning")[:200] not in texts.read("held_out")
     found = texts.held_out(lm, 50)
     assert len(found) == 51 and found == lm.encode(texts.read("held_out"))[:51]

@@ -117,6 +117,7 @@ every = 9
         ("[kwta]\nwhere = 3", "where must be a list of tables, [[kwta.where]]"),
         ('[[kwta.where]]\nlayers = "a"\nk = 1', "[[kwta.where]] layers must be layers as in 0,3,5-8, got 'a'"),
         ('[[kwta.where]]\nlayers = "5-3"\nk = 1', "[[kwta.where]] layers must be layers as in 0,3,5-8, got '5-3'"),
+        ('[[kwta.where]]\nlayers = "0-99999999"\nk = 1', "layers must be layers as in 0,3,5-8, got '0-99999999'"),
         ('[[kwta.where]]\nsites = "q"\nk = 1', "got 'q': it shares its input with q and k and v, say qkv"),
         ('[[kwta.where]]\nsites = "dwn"\nk = 1', "must be of qkv, o, up, down, got 'dwn'; did you mean down?"),
         ("[[kwta.where]]\nlayers = 1", "[[kwta.where]] sets nothing: say what differs there, as in k = 0.5"),

@@ -47,10 +47,11 @@ size_t Chooser::choose(const float* x, uint32_t* out) const {
   return count;
 }
 
-size_t Winners::choose(Held& held, const float* x, size_t position) {
+Channels Winners::choose(Held& held, const float* x, size_t position) {
   const size_t n = chooser.n;
-  held.list.resize(n);
   ++counts.steps, counts.channels += n;
+  if (duty.every == 1 && !duty.seed) return chosen_now(held, x, position);
+  held.list.resize(n);
   if (position % duty.every != 0 && (duty.seed || held.valid)) {
     ++counts.held;
     if (duty.seed) {
@@ -62,19 +63,34 @@ size_t Winners::choose(Held& held, const float* x, size_t position) {
     if (look) held.before.assign(held.list.begin(), held.list.begin() + static_cast<long>(held.count));
     held.count = chooser.choose(x, held.list.data());
     held.from = position, held.valid = true;
-    if (look) compare(held);
+    if (look) compare(held.before, held.list.data(), held.count);
   }
   counts.kept += held.count;
-  return held.count;
+  return {held.list.data(), held.count};
 }
 
-void Winners::compare(const Held& held) {
-  size_t same = 0, j = 0;
-  for (size_t i = 0; i < held.count; ++i) {
-    while (j < held.before.size() && held.before[j] < held.list[i]) ++j;
-    same += j < held.before.size() && held.before[j] == held.list[i];
+// Winners that nobody holds go to memory that all places share: it stays in the cache, a text's own would not.
+Channels Winners::chosen_now(Held& held, const float* x, size_t position) {
+  static thread_local Buffer<uint32_t> lists;
+  uint32_t* list = lists.get(chooser.n);
+  const size_t count = chooser.choose(x, list);
+  if (position % kCompareEvery == kCompareEvery - 1) {
+    held.before.assign(list, list + count);
+    held.from = position, held.valid = true;
+  } else if (position % kCompareEvery == 0 && held.valid && held.from + 1 == position) {
+    compare(held.before, list, count);
   }
-  counts.changed += held.count ? 1. - static_cast<double>(same) / static_cast<double>(held.count) : 0.;
+  counts.kept += count;
+  return {list, count};
+}
+
+void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list, size_t count) {
+  size_t same = 0, j = 0;
+  for (size_t i = 0; i < count; ++i) {
+    while (j < before.size() && before[j] < list[i]) ++j;
+    same += j < before.size() && before[j] == list[i];
+  }
+  counts.changed += count ? 1. - static_cast<double>(same) / static_cast<double>(count) : 0.;
   ++counts.compared;
 }
 
@@ -96,7 +112,8 @@ size_t KwtaInput::apply(const Linear& l, const float* x, size_t tokens, float* y
 }
 
 size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
-  const size_t count = winners.choose(held, x, pass.past);
+  const Channels won = winners.choose(held, x, pass.past);
+  const size_t count = won.count;
   size_t bytes;
   if (count == n) {
     bytes = ::apply(*l.w, l.bias, x, 1, y, add, pass.many);
@@ -107,7 +124,7 @@ size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, boo
       for (size_t i = 0; i < n; ++i) louder[i] = x[i] * static_cast<float>(n) / static_cast<float>(count);
       x = louder;
     }
-    bytes = apply_some(*l.w, {held.list.data(), count}, l.bias, x, y, add);
+    bytes = apply_some(*l.w, won, l.bias, x, y, add);
   }
   winners.counts.bytes_read += bytes;
   winners.counts.bytes_skipped += l.w->bytes() - bytes;
@@ -122,10 +139,10 @@ size_t KwtaInput::many(Held& held, const Linear& l, const float* x, size_t token
   for (size_t t = 0; t < tokens; ++t) {
     const float* from = x + t * n;
     float* to = kept + t * n;
-    const size_t count = winners.choose(held, from, pass.past + t);
-    const float scale = renorm && count ? static_cast<float>(n) / static_cast<float>(count) : 1.f;
+    const Channels won = winners.choose(held, from, pass.past + t);
+    const float scale = renorm && won.count ? static_cast<float>(n) / static_cast<float>(won.count) : 1.f;
     std::memset(to, 0, n * sizeof(float));
-    for (size_t i = 0; i < count; ++i) to[held.list[i]] = from[held.list[i]] * scale;
+    for (size_t i = 0; i < won.count; ++i) to[won.list[i]] = from[won.list[i]] * scale;
   }
   return ::apply(*l.w, l.bias, kept, tokens, y, add, pass.many);
 }

@@ -51,11 +51,12 @@ struct Winners {
   Chooser chooser;
   Duty duty;
   KwtaCounts counts{};
-  // The winners of the token at `position`; they lie in held.list.
-  size_t choose(Held& held, const float* x, size_t position);
+  // The winners of the token at `position`, until the next call.
+  Channels choose(Held& held, const float* x, size_t position);
 
  private:
-  void compare(const Held& held);
+  Channels chosen_now(Held& held, const float* x, size_t position);
+  void compare(const std::vector<uint32_t>& before, const uint32_t* list, size_t count);
 };
 
 struct KwtaInput : Input {
@@ -66,9 +67,7 @@ struct KwtaInput : Input {
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   Channels choose(const float* x, size_t position, Place place, const Pass& pass) override {
-    Held& held = static_cast<Held&>(state(pass, place));
-    const size_t count = winners.choose(held, x, position);
-    return {held.list.data(), count};
+    return winners.choose(static_cast<Held&>(state(pass, place)), x, position);
   }
 
  private:

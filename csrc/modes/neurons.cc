@@ -24,13 +24,13 @@ size_t KwtaMlp::run(const Mlp& m, const float* in, size_t tokens, float* x, cons
 // may not be at the next token.
 Channels KwtaMlp::choose(Held& held, const float* a, size_t position) {
   static thread_local Buffer<uint32_t> others;
-  const size_t count = winners.choose(held, a, position);
-  if (!zeros) return {held.list.data(), count};
-  uint32_t* list = others.get(count);
+  const Channels won = winners.choose(held, a, position);
+  if (!zeros) return won;
+  uint32_t* list = others.get(won.count);
   size_t kept = 0;
-  for (size_t i = 0; i < count; ++i)
-    if (a[held.list[i]] != 0.f) list[kept++] = held.list[i];
-  winners.counts.kept -= count - kept;
+  for (size_t i = 0; i < won.count; ++i)
+    if (a[won.list[i]] != 0.f) list[kept++] = won.list[i];
+  winners.counts.kept -= won.count - kept;
   return {list, kept};
 }
 

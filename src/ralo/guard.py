@@ -20,6 +20,7 @@ from ralo.sequence import Sequence as TextState
 F32 = NDArray[np.float32]
 
 FIRST_CHECK = 8  # tokens; the distance doubles up to `every` while nothing happens
+FARTHEST = 100.0  # nats
 WINDOW = 4  # checks that are averaged: one odd token is no reason
 
 
@@ -28,7 +29,7 @@ class GuardOptions:
     """How closely modes are watched."""
 
     on: str = flag("on", "watch modes and switch off those that hurt", choices=("on", "off"), name="guard")
-    every: int = flag(128, "tokens between two comparisons with dense", low=1, high=1 << 20)
+    every: int = flag(256, "tokens between two comparisons with dense", low=1, high=1 << 20)
     kl: float = flag(0.25, "mean KL from dense (nats) at which a mode is switched off", low=0, high=100)
     back: float = flag(0.5, "part of that below which it comes back", low=0, high=1)
 
@@ -53,7 +54,7 @@ class Guard:
         self.counts = {"checks": 0.0, "top1": 0.0, "kl": 0.0, "cost_s": 0.0, "switched_off": 0.0, "switched_on": 0.0}
         self.events: list[str] = []
         self._wait = self._left = FIRST_CHECK
-        self._tokens = 0
+        self._tokens = self._compared = 0
         self.attach()
 
     def attach(self) -> None:
@@ -117,8 +118,8 @@ class Guard:
         return live
 
     def _too_far(self, on: list[str], target: F32, ours: F32) -> bool:
-        gap = float(divergence(target, ours)[0])
-        gap = gap if np.isfinite(gap) else np.inf
+        gap = _gap(target, ours)
+        self._compared += 1
         self.counts["kl"] += gap
         self.counts["top1"] += float(target.argmax() == ours.argmax())
         for name in on:
@@ -130,10 +131,10 @@ class Guard:
         """The gap with only this mode on."""
         for other in self.modes:
             self._set(other, other == name)
-        gap = float(divergence(target, log_probs(run()[None]))[0])
+        gap = _gap(target, log_probs(run()[None]))
         for other, watch in self.modes.items():
             self._set(other, watch.on)
-        return gap if np.isfinite(gap) else np.inf
+        return gap
 
     def _clears(self, name: str, gap: float) -> bool:
         """A mode that is off comes back after a full window of small gaps."""
@@ -161,19 +162,25 @@ class Guard:
         self._wait = self._left = min(FIRST_CHECK, self.options.every)
 
     def metrics(self) -> dict[str, float]:
-        checks = max(1.0, self.counts["checks"])
+        compared = max(1, self._compared)
         return {
             **self.counts,
-            "kl": self.counts["kl"] / checks,
-            "top1": self.counts["top1"] / checks,
+            "kl": self.counts["kl"] / compared,
+            "top1": self.counts["top1"] / compared,
             "nonfinite": float(self.nonfinite),
             "modes_off": float(sum(not watch.on for watch in self.modes.values())),
         }
 
 
+def _gap(target: F32, ours: F32) -> float:
+    """KL from dense; a prediction that is not finite is as far as can be."""
+    gap = float(divergence(target, ours)[0])
+    return min(gap, FARTHEST) if np.isfinite(gap) else FARTHEST
+
+
 METRICS = {
     "checks": "tokens that were also computed densely",
-    "kl": "mean KL from dense at those tokens, in nats",
+    "kl": "mean KL from dense of the modes that were on at those tokens, in nats",
     "top1": "share of those tokens where the most likely token is dense's",
     "cost_s": "seconds spent on comparisons",
     "switched_off": "times a mode was switched off",

@@ -22,7 +22,7 @@ from ralo.modes.base import PLACES, LayerSlots, Override
 from ralo.profile import Profile
 from ralo.quality import Quality, perplexity
 
-LOOK, TUNE = 8192, 8192  # calibration tokens: to learn from, and others to tune k on
+LOOK, TUNE = 8192, 12288  # tokens to calibrate on, and others to tune k on
 MARGIN = 0.9  # of the budget that is tuned for: other text may come out a little worse
 CI_SLACK, OTHER_SLACK = 0.5, 0.5  # points that the interval and another kind of text may be above
 HALF, HALF_CHOSEN = 0.58, 0.62
@@ -36,12 +36,11 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
     profile = None
     for quant in task.quants:
         lm = open_model(quant)
-        known = texts.tokens_of(lm, "calibration", LOOK + TUNE)
         if profile is None:
             say("calibrating")
-            profile = lm.profile or calibrate(lm, known[: LOOK + 1])
+            profile = lm.profile or calibrate(lm, texts.tokens_of(lm, "calibration", LOOK))
         say(f"tuning k at {quant}")
-        tuned = tune_k(lm, KWTA(), profile, known[LOOK:], MARGIN * task.max_dppl)
+        tuned = tune_k(lm, KWTA(), profile, texts.tokens_of(lm, "tuning", TUNE), MARGIN * task.max_dppl)
         rows += _quality_and_speed(task, lm, tuned.mode, profile, say)
         if quant == task.quants[0]:
             say("invariants")

@@ -15,6 +15,7 @@ from ralo.weights import LayerWeights
 
 # Sites that share their input share a place.
 PLACES = {"qkv": ("q", "k", "v"), "o": ("o",), "up": ("gate", "up"), "down": ("down",)}
+MOST_LAYERS = 1 << 16  # of any model; a longer range is a slip of the pen
 TARGETS = {"mlp": ("up", "down"), "attn": ("qkv", "o"), "both": tuple(PLACES)}
 
 
@@ -111,9 +112,10 @@ def parse_layers(text: str, source: str) -> frozenset[int]:
     out: set[int] = set()
     for part in str(text).split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MOST_LAYERS):
             raise RaloError(f"{source} must be layers as in 0,3,5-8, got {text!r:.60}")
-        out.update(range(int(first), int(last or first) + 1))
+        out.update(range(int(first), int(last) + 1))
     return frozenset(out)
 
 

@@ -28,6 +28,7 @@ SWITCH = ("on", "off")
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
 ZEROS = ("relu", "relu2")  # activations that are often exactly zero: skipping those costs nothing
+ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 SINKS, RECENT = 4, 32  # keys that are always kept: the first and the last ones
 
 
@@ -111,6 +112,9 @@ class KWTA(Mode):
         if pick in ("top", "near") and amount >= self._blocks(matrix.ic):
             return  # everything wins: dense
         seed, norms = self.form == "seed", None if self.form == "seed" else _norms(view, place)
+        mean = float(norms.mean()) if norms is not None else 1.0
+        if norms is not None and norms.std() < ALIKE * mean:  # reading them would cost more than they tell
+            norms, guess = None, guess / mean
         slot = _core.KwtaInput(
             matrix.ic, norms, self._block, pick, amount, self.temp, self.duty, seed, self.renorm == "on", guess
         )
@@ -121,7 +125,7 @@ class KWTA(Mode):
         f, up = view.cfg.d_ff, view.weights.up
         zeros = view.cfg.act in ZEROS
         share = 1.0 if zeros else self._share(view.index, "down")
-        rule = ("above", 1e-30) if zeros else ("top", float(max(1, round(share * self._blocks(f)))))
+        rule = ("above", 1e-30) if zeros else self._rule(replace(view, profile=None), "down", share, f)[:2]
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
         block, norms = self._block if not zeros else 1, _norms(view, "down")
         slot = _core.KwtaMlp(

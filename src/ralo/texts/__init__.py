@@ -18,7 +18,7 @@ SAMPLE = 2048  # tokens
 
 
 def read(name: str) -> str:
-    """calibration and held_out (novels), or other (encyclopaedia)."""
+    """calibration, tuning and held_out (novels), or other (encyclopaedia)."""
     return lzma.decompress((HERE / f"{name}.txt.xz").read_bytes()).decode()
 
 
