@@ -41,16 +41,21 @@ def scores(
     `exact`: as decoding predicts; else as a prompt is run, whose activations may be rounded. Modes work as they do
     while decoding, with their state: several tokens at once give what they would give one by one.
     """
-    if not 1 <= ctx <= model.cfg.max_context:
-        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
-    if len(tokens) < 2:
-        raise RaloError("the text is too short: perplexity needs at least two tokens")
+    check(model, tokens, ctx)
     for start in range(0, len(tokens) - 1, ctx):
         stop = min(start + ctx, len(tokens) - 1)
         seq = TextState.empty(model.cfg, kv)
         for a in range(start, stop, PREFILL_CHUNK):
             b = min(a + PREFILL_CHUNK, stop)
             yield a, b, model.logits(model.forward(tokens[a:b], seq, stop - start, exact, dense))
+
+
+def check(model: Model, tokens: Sequence[int], ctx: int) -> None:
+    """What cannot be measured is said before any work."""
+    if not 1 <= ctx <= model.cfg.max_context:
+        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
+    if len(tokens) < 2:
+        raise RaloError("the text is too short: perplexity needs at least two tokens")
 
 
 def losses(
@@ -62,6 +67,7 @@ def losses(
     exact: bool = True,
 ) -> F64:
     """Minus log probability of each token given those before it in its window of `ctx`."""
+    check(model, tokens, ctx)
     out = np.empty(len(tokens) - 1)
     for a, b, logits in scores(model, tokens, ctx, kv, exact):
         out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
@@ -98,6 +104,7 @@ def perplexity(
     exact: bool = True,
 ) -> Quality:
     """The path that decoding takes beside dense. With no mode on they are the same by definition."""
+    check(model, tokens, ctx)
     n = len(tokens) - 1
     with np.errstate(over="ignore", invalid="ignore"):  # damaged weights overflow; the line below says so
         if not model.has_modes:
