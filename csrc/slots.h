@@ -31,7 +31,7 @@ struct BytesRead {
   size_t weights, cache;
 };
 
-// The occupant of a slot: shared by all texts, it counts what it did. `what` goes into metrics.
+// The occupant of a slot: shared by all texts, it counts what it did.
 struct Slot {
   bool on = true;
   uint64_t nonfinite = 0;  // results that were not finite and were computed densely instead
@@ -39,10 +39,12 @@ struct Slot {
   virtual std::unique_ptr<State> fresh() const = 0;
 
  protected:
-  State& state(const Pass& pass, Place place) const {
+  // The text's state at a place. What another kind of occupant left there is forgotten.
+  template <class S>
+  S& state(const Pass& pass, Place place) const {
     auto& s = pass.state->at[place];
-    if (!s) s = fresh();
-    return *s;
+    if (!dynamic_cast<S*>(s.get())) s = fresh();
+    return static_cast<S&>(*s);
   }
 };
 

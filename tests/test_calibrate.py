@@ -18,6 +18,7 @@ from ralo.compose import compose
 from ralo.formats import safetensors
 from ralo.plan import Setup
 from ralo.sequence import Sequence
+from ralo.weights import PLACES
 
 TOKENS = np.random.default_rng(4).integers(2, 97, 101).tolist()
 
@@ -51,7 +52,7 @@ def inputs(lm, layer: int, place: str) -> np.ndarray:
     return tap.take()
 
 
-@pytest.mark.parametrize("place", profiles.PLACES)
+@pytest.mark.parametrize("place", PLACES)
 def test_what_it_saw(lm, profile, place):
     x, found = inputs(lm, 1, place), profile.places[1, place]
     matrix = getattr(lm.model.weights.layers[1], place)
@@ -81,7 +82,7 @@ def test_saved_and_read_back(profile, lm, tmp_path):
     for key, place in profile.places.items():
         for name in ("norms", "moments", "quantiles", "kl"):
             assert np.array_equal(getattr(place, name), getattr(again.places[key], name))
-    assert all(np.array_equal(profile.seconds[p], again.seconds[p]) for p in profiles.PLACES)
+    assert all(np.array_equal(profile.seconds[p], again.seconds[p]) for p in PLACES)
     assert all(np.array_equal(profile.winners[i], again.winners[i]) for i in range(2))
     again.check(lm.model.weights, "it")
 

@@ -1,9 +1,5 @@
 // The halves of a layer as objects: every shape is checked when one is made, so that running it is cheap.
-#include "block.h"
-
-#include <cstring>
-
-#include "buffer.h"
+#include "decoder.h"
 #include "objects.h"
 
 namespace {
@@ -108,83 +104,63 @@ struct MlpObject {
   }
 };
 
-// The embedding as 16-bit words (V, D), or (V, 2 D) where they are halves of f32.
-struct Embedding {
-  Array<const uint16_t, 2> table;
-  std::string kind;  // f32, f16, bf16
-  size_t width() const { return kind == "f32" ? table.shape(1) / 2 : table.shape(1); }
-  void row(size_t token, float* out) const {
-    const uint16_t* words = table.data() + token * table.shape(1);
-    if (kind == "f32") {
-      std::memcpy(out, words, width() * sizeof(float));
-      return;
-    }
-    const bool bf16 = kind == "bf16";
-    for (size_t i = 0; i < width(); ++i) out[i] = bf16 ? from_bf16(words[i]) : from_f16(words[i]);
-  }
-};
+Words words_of(const std::string& kind) {
+  if (kind == "f32") return Words::f32;
+  if (kind == "f16") return Words::f16;
+  need(kind == "bf16", "the embedding must be f32, f16 or bf16");
+  return Words::bf16;
+}
 
-// A whole model in one call: between two halves of a layer Python would find its own code thrown out of the cache by
-// the weights, and cost as much as a small matvec.
+using Layers = std::vector<std::pair<AttentionObject*, MlpObject*>>;
+
 struct DecoderObject {
-  nb::object kept;
-  Embedding embedding;
-  std::optional<Array<const float, 2>> positions;  // (rows, D); row 0 is position 0
-  Norm norm;
-  const Matrix& head;
+  nb::object kept;  // what `d` points into
   std::vector<const AttentionObject*> attentions;
-  std::vector<const MlpObject*> mlps;
+  std::optional<size_t> positions;  // rows
+  Decoder d;
 
   DecoderObject(Array<const uint16_t, 2> table, const std::string& kind,
-                std::optional<Array<const float, 2>> positions_,
-                const std::vector<std::pair<AttentionObject*, MlpObject*>>& layers, const NormObject& final_norm,
-                const Matrix& head_)
-      : embedding{std::move(table), kind}, positions(std::move(positions_)), norm(final_norm.norm()), head(head_) {
-    need(kind == "f32" || kind == "f16" || kind == "bf16", "the embedding must be f32, f16 or bf16");
-    need(embedding.width() == norm.d && head.w.ic == norm.d, "embedding, norm and head differ in width");
-    if (positions) need(positions->shape(1) == norm.d, "positions must be (rows, D)");
+                std::optional<Array<const float, 2>> positions_, const Layers& layers, const NormObject& final_norm,
+                const Matrix& head)
+      : d{{table.data(), words_of(kind), table.shape(0), table.shape(1) / (kind == "f32" ? 2 : 1)},
+          positions_ ? positions_->data() : nullptr,
+          final_norm.norm(),
+          &head.w,
+          head.bias ? head.bias->data() : nullptr,
+          {},
+          {}} {
+    need(d.embedding.d == d.norm.d && head.w.ic == d.norm.d, "embedding, norm and head differ in width");
+    if (positions_) need(positions_->shape(1) == d.norm.d, "positions must be (rows, D)");
+    if (positions_) positions = positions_->shape(0);
     nb::list all;
     for (auto [attention, mlp] : layers) {
-      need(attention->a.norm.d == norm.d && mlp->m.norm.d == norm.d, "a layer is of another width");
-      attentions.push_back(attention), mlps.push_back(mlp);
+      need(attention->a.norm.d == d.norm.d && mlp->m.norm.d == d.norm.d, "a layer is of another width");
+      attentions.push_back(attention), d.attentions.push_back(&attention->a), d.mlps.push_back(&mlp->m);
       all.append(nb::make_tuple(nb::find(attention), nb::find(mlp)));
     }
-    kept = nb::make_tuple(all, nb::find(final_norm), nb::find(head));
+    kept = nb::make_tuple(table, positions_, all, nb::find(final_norm), nb::find(head));
   }
 
   Counts run(Array<const int64_t, 1> tokens, const std::vector<LayerCache*>& caches, size_t past, Table cos, Table sin,
              bool exact, const std::optional<std::vector<LayerState*>>& states, Array<float, 2> hidden,
              std::optional<Array<float, 2>> logits) const {
-    static thread_local Buffer<float> stream;
-    const size_t n = mlps.size(), count = tokens.shape(0), width = padded(norm.d);
+    const size_t n = d.mlps.size(), count = tokens.shape(0);
     const Angles angles = angles_of(cos, sin, count);
     need(caches.size() == n && (!states || states->size() == n), "one cache and one state per layer");
-    need(hidden.shape(0) == count && hidden.shape(1) == norm.d, "hidden must be (T, D)");
-    if (logits) need(logits->shape(0) == count && logits->shape(1) == head.w.oc, "logits must be (T, V padded)");
-    if (positions) need(past <= positions->shape(0) && count <= positions->shape(0) - past, "too few positions");
+    need(hidden.shape(0) == count && hidden.shape(1) == d.norm.d, "hidden must be (T, D)");
+    if (logits) need(logits->shape(0) == count && logits->shape(1) == d.head->oc, "logits must be (T, V padded)");
+    if (positions) need(past <= *positions && count <= *positions - past, "too few positions");
     for (size_t t = 0; t < count; ++t)
-      need(tokens.data()[t] >= 0 && static_cast<size_t>(tokens.data()[t]) < embedding.table.shape(0), "no such token");
-    for (size_t i = 0; i < n; ++i) attentions[i]->check(width, count, *caches[i], past, angles);
-    float* x = stream.get(count * width);
-    nb::gil_scoped_release release;
-    for (size_t t = 0; t < count; ++t) {
-      embedding.row(static_cast<size_t>(tokens.data()[t]), x + t * width);
-      if (positions)
-        for (size_t i = 0; i < norm.d; ++i) x[t * width + i] += positions->data()[(past + t) * norm.d + i];
-      std::memset(x + t * width + norm.d, 0, (width - norm.d) * sizeof(float));
-    }
-    Counts read{0, 0};
+      need(tokens.data()[t] >= 0 && static_cast<size_t>(tokens.data()[t]) < d.embedding.rows, "no such token");
+    std::vector<const Cache*> keys(n);
     for (size_t i = 0; i < n; ++i) {
-      const Pass pass{many(exact), past, states ? (*states)[i] : nullptr};
-      const BytesRead part = attention(attentions[i]->a, x, count, caches[i]->c, angles, pass);
-      read.first += part.weights + mlp(mlps[i]->m, x, count, pass);
-      read.second += part.cache;
+      attentions[i]->check(padded(d.norm.d), count, *caches[i], past, angles);
+      keys[i] = &caches[i]->c;
     }
-    normed(norm, x, width, count, hidden.data(), norm.d);
-    if (logits)
-      read.first += ::apply(head.w, head.bias ? head.bias->data() : nullptr, hidden.data(), count, logits->data(),
-                            false, Many::floats);
-    return read;
+    nb::gil_scoped_release release;
+    const BytesRead read = decode(d, tokens.data(), count, {keys, states ? &*states : nullptr}, past, angles,
+                                  many(exact), hidden.data(), logits ? logits->data() : nullptr);
+    return {read.weights, read.cache};
   }
 };
 
@@ -213,8 +189,8 @@ void bind_block(nb::module_& m) {
       .def("use", &MlpObject::use, nb::arg("up").none(), nb::arg("down").none(), nb::arg("mlp").none(),
            "Puts modes into the slots; None is dense");
   nb::class_<DecoderObject>(m, "Decoder", "A model: embedding, layers as pairs (Attention, Mlp), final norm, head")
-      .def(nb::init<Array<const uint16_t, 2>, const std::string&, std::optional<Array<const float, 2>>,
-                    const std::vector<std::pair<AttentionObject*, MlpObject*>>&, const NormObject&, const Matrix&>(),
+      .def(nb::init<Array<const uint16_t, 2>, const std::string&, std::optional<Array<const float, 2>>, const Layers&,
+                    const NormObject&, const Matrix&>(),
            array("embedding"), nb::arg("kind"), array("positions").none(), nb::arg("layers"), nb::arg("final_norm"),
            nb::arg("head"))
       .def("run", &DecoderObject::run, array("tokens"), nb::arg("caches"), nb::arg("past"), array("cos").none(),

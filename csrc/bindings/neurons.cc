@@ -70,9 +70,6 @@ struct KwtaMlpObject : KwtaMlp {
     need(block > 0 && duty > 0, "block and duty must be positive");
     if (norms) need(norms->shape(0) == f, "norms must be (f,)");
   }
-  void set_rule(const std::string& pick, double amount, float temp) {
-    winners.chooser.rule = rule_of(pick, amount, temp);
-  }
 };
 
 }  // namespace
@@ -90,7 +87,6 @@ void bind_neurons(nb::module_& m) {
            nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(), array("norms").none(),
            nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"), nb::arg("duty"), nb::arg("seed"),
            nb::arg("zeros"))
-      .def("set_rule", &KwtaMlpObject::set_rule, nb::arg("pick"), nb::arg("amount"), nb::arg("temp"))
       .def_rw("plant", &KwtaMlpObject::plant, "the next winner gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaMlpObject& k) { return dict_of(k.winners); });
 }

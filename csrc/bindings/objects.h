@@ -1,7 +1,5 @@
 // C++ objects that Python holds and other objects refer to: packed matrices and caches.
 #pragma once
-#include <cstring>
-
 #include "arrays.h"
 #include "attend.h"
 #include "linear.h"
@@ -24,24 +22,6 @@ struct Matrix {
   size_t apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y, bool add) const;
   size_t apply_part(Array<const float, 1> x, Array<float, 1> y, size_t o0, size_t o1) const;
 };
-
-inline float from_bits(uint32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, sizeof f);
-  return f;
-}
-inline float from_bf16(uint16_t h) { return from_bits(static_cast<uint32_t>(h) << 16); }
-// The exponent is moved by a multiplication, which makes subnormal numbers right too.
-inline float from_f16(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = static_cast<uint32_t>(h & 0x7fff) << 13;
-  const bool special = (h & 0x7c00) == 0x7c00;  // infinite or not a number
-  const float value = special ? from_bits(rest | 0x7f800000) : from_bits(rest) * 0x1p112f;
-  return from_bits(sign | [&] {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-  }());
-}
 
 inline Many many(bool exact) { return exact ? Many::floats : Many::rounded; }
 

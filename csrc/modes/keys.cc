@@ -166,7 +166,7 @@ size_t KwtaKeys::attend(const Cache& c, const float* q, size_t stride, size_t to
   now.bytes_read += dense(t);
   Energies* energies = nullptr;
   if (rule.seed && t < tokens) {
-    energies = static_cast<Energies*>(&state(pass, kAttend));
+    energies = &state<Energies>(pass, kAttend);
     energies->trim(pass.past);  // keys from there on have just been stored
     now.bytes_read += energies->grow(c, pass.past + tokens);
   }

@@ -76,8 +76,8 @@ Channels Winners::chosen_now(Held& held, const float* x, size_t position) {
   const size_t count = chooser.choose(x, list);
   if (position % kCompareEvery == kCompareEvery - 1) {
     held.before.assign(list, list + count);
-    held.from = position, held.valid = true;
-  } else if (position % kCompareEvery == 0 && held.valid && held.from + 1 == position) {
+    held.before_from = position, held.comparable = true;
+  } else if (position % kCompareEvery == 0 && held.comparable && held.before_from + 1 == position) {
     compare(held.before, list, count);
   }
   counts.kept += count;
@@ -100,7 +100,7 @@ size_t KwtaInput::apply(const Linear& l, const float* x, size_t tokens, float* y
   const size_t size = tokens * l.w->oc;
   float* old = add ? saved.get(size) : nullptr;  // what a result that is not finite is added to in vain
   if (add) std::memcpy(old, y, size * sizeof(float));
-  Held& held = static_cast<Held&>(state(pass, l.place));
+  Held& held = state<Held>(pass, l.place);
   size_t bytes = tokens == 1 ? one(held, l, x, y, add, pass) : many(held, l, x, tokens, y, add, pass);
   if (plant) y[0] = std::numeric_limits<float>::quiet_NaN(), plant = false;
   if (!kernels().finite(y, size)) {

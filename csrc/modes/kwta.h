@@ -26,11 +26,15 @@ struct Chooser {
 
 // The winners of one text. They are chosen every `duty` positions and held in between.
 struct Held : State {
-  std::vector<uint32_t> list, before;
-  size_t count = 0, from = 0;  // position they were chosen at
-  bool valid = false;
+  std::vector<uint32_t> list, before;  // before: what the next winners are compared with
+  size_t count = 0, from = 0;          // position they were chosen at
+  size_t before_from = 0;
+  bool valid = false, comparable = false;
   std::unique_ptr<State> clone() const override { return std::make_unique<Held>(*this); }
-  void trim(size_t length) override { valid = valid && from < length; }
+  void trim(size_t length) override {
+    valid = valid && from < length;
+    comparable = comparable && before_from < length;
+  }
   size_t nbytes() const override { return (list.capacity() + before.capacity()) * sizeof(uint32_t); }
 };
 
@@ -67,7 +71,7 @@ struct KwtaInput : Input {
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   Channels choose(const float* x, size_t position, Place place, const Pass& pass) override {
-    return winners.choose(static_cast<Held&>(state(pass, place)), x, position);
+    return winners.choose(state<Held>(pass, place), x, position);
   }
 
  private:

@@ -16,7 +16,7 @@ const char* KwtaMlp::misfit(const Mlp& m) const {
 
 size_t KwtaMlp::run(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
   if (tokens == 0) return 0;
-  Held& held = static_cast<Held&>(state(pass, kMlp));
+  Held& held = state<Held>(pass, kMlp);
   return tokens == 1 ? one(held, m, in, x, pass) : many(held, m, in, tokens, x, pass);
 }
 

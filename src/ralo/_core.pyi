@@ -228,8 +228,6 @@ class KwtaMlp(MlpSlot):
 
     def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool) -> None: ...
 
-    def set_rule(self, pick: str, amount: float, temp: float) -> None: ...
-
     @property
     def plant(self) -> bool:
         """the next winner gets a NaN: shows that the guard works"""

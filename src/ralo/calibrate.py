@@ -15,8 +15,9 @@ from ralo import _core
 from ralo.lm import LM
 from ralo.matrix import Matrix
 from ralo.modes.base import LayerSlots
-from ralo.profile import PLACES, Place, Profile, fingerprint
+from ralo.profile import Place, Profile, fingerprint
 from ralo.quality import divergence, log_probs, scores
+from ralo.weights import PLACES
 
 F32 = NDArray[np.float32]
 Progress = Callable[[float], None]
@@ -60,12 +61,12 @@ class Seen:
 
 def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progress | None = None) -> Profile:
     """A profile from tokens of ordinary text; the first `often` of them are run many times, with less and less read."""
-    before = lm.model.slots
+    before = lm.model.slots, lm.model.modes_in_prefill
     try:
         seen, winners = _watch(lm, tokens)
         kl = _sensitivity(lm, tokens[: often + 1], {key: s.norms for key, s in seen.items()}, progress)
     finally:
-        lm.model.use(before, lm.model.modes_in_prefill)
+        lm.model.use(*before)
     places = {key: Place(s.norms, s.moments(), s.quantiles(), kl[key]) for key, s in seen.items()}
     return Profile(fingerprint(lm.model.weights), len(tokens) - 1, places, _seconds(lm), winners)
 
@@ -125,7 +126,7 @@ def _sensitivity(
 def _seconds(lm: LM, rounds: int = 15) -> dict[str, F32]:
     """Seconds of a matvec per place at some shares of random channels, matrices in the order a token reads them."""
     rng = np.random.default_rng(0)
-    took = {(place, share): [] for place in PLACES for share in TIMED}  # type: dict[tuple[str, float], list[float]]
+    took: dict[tuple[str, float], list[float]] = {(place, share): [] for place in PLACES for share in TIMED}
     for _ in range(rounds):
         for share in TIMED:
             sums = dict.fromkeys(PLACES, 0.0)

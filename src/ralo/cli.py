@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ralo.errors import RaloError
-from ralo.options import Parser
+from ralo.options import Parser, nearest
 
 COMMANDS = {
     "run": "continue a text",
@@ -65,9 +64,7 @@ def run(prog: str, args: Sequence[str]) -> int:
         print(f"ralo {__version__}")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise RaloError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+        raise RaloError(f"unknown command {name!r}{nearest(name, COMMANDS)} (commands: {', '.join(COMMANDS)})")
     module = import_module(f"ralo.commands.{name}")
     parser = Parser(prog=prog, description=module.__doc__, epilog=NOTE, allow_abbrev=False)
     module.add_arguments(parser)

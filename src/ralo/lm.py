@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ralo import _core, cpu, loader, metrics
 from ralo import profile as profiles
@@ -56,7 +56,8 @@ class LM:
         self, path: Path | str, model: Model, tokenizer: Callable[[], Tokenizer], kv: str, guard: GuardOptions
     ) -> None:
         self.path, self.model, self.kv = path, model, kv
-        self.plan, self.profile = Plan(), cast("Profile | None", None)
+        self.plan = Plan()
+        self.profile: Profile | None = None
         self.guard = Guard(model, guard)
         self._open_tokenizer = tokenizer
         self._tokens_made = 0

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from ralo.errors import FormatError, RaloError
 from ralo.formats import safetensors
-from ralo.weights import Weights
+from ralo.weights import PLACES, Weights
 
 F32 = NDArray[np.float32]
 FORMAT = 1
-PLACES = ("qkv", "o", "up", "down")  # the linear maps of a layer that have an input of their own
 NAME = "profile.safetensors"  # beside a model, found by itself
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,21 +42,19 @@ def scores(
     `exact`: as decoding predicts; else as a prompt is run, whose activations may be rounded. Modes work as they do
     while decoding, with their state: several tokens at once give what they would give one by one.
     """
-    check(model, tokens, ctx)
-    for start in range(0, len(tokens) - 1, ctx):
+    if not 1 <= ctx <= model.cfg.max_context:
+        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
+    if len(tokens) < 2:
+        raise RaloError("the text is too short: perplexity needs at least two tokens")
+
+    def window(start: int) -> Iterator[tuple[int, int, F32]]:
         stop = min(start + ctx, len(tokens) - 1)
         seq = TextState.empty(model.cfg, kv)
         for a in range(start, stop, PREFILL_CHUNK):
             b = min(a + PREFILL_CHUNK, stop)
             yield a, b, model.logits(model.forward(tokens[a:b], seq, stop - start, exact, dense))
 
-
-def check(model: Model, tokens: Sequence[int], ctx: int) -> None:
-    """What cannot be measured is said before any work."""
-    if not 1 <= ctx <= model.cfg.max_context:
-        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
-    if len(tokens) < 2:
-        raise RaloError("the text is too short: perplexity needs at least two tokens")
+    return chain.from_iterable(window(start) for start in range(0, len(tokens) - 1, ctx))
 
 
 def losses(
@@ -67,9 +66,9 @@ def losses(
     exact: bool = True,
 ) -> F64:
     """Minus log probability of each token given those before it in its window of `ctx`."""
-    check(model, tokens, ctx)
+    found = scores(model, tokens, ctx, kv, exact)
     out = np.empty(len(tokens) - 1)
-    for a, b, logits in scores(model, tokens, ctx, kv, exact):
+    for a, b, logits in found:
         out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
         if progress:
             progress(b / (len(tokens) - 1))
@@ -104,7 +103,6 @@ def perplexity(
     exact: bool = True,
 ) -> Quality:
     """The path that decoding takes beside dense. With no mode on they are the same by definition."""
-    check(model, tokens, ctx)
     n = len(tokens) - 1
     with np.errstate(over="ignore", invalid="ignore"):  # damaged weights overflow; the line below says so
         if not model.has_modes:
@@ -123,9 +121,9 @@ def _beside_dense(
     model: Model, tokens: Sequence[int], ctx: int, kv: str, progress: Callable[[float], None] | None, exact: bool
 ) -> tuple[F64, F64, float, float]:
     """Losses with modes and of dense, mean KL, share of positions where both prefer the same token."""
+    both = zip(scores(model, tokens, ctx, kv, exact), scores(model, tokens, ctx, kv, exact, dense=True), strict=True)
     n = len(tokens) - 1
     loss, dense, kl, same = np.empty(n), np.empty(n), 0.0, 0
-    both = zip(scores(model, tokens, ctx, kv, exact), scores(model, tokens, ctx, kv, exact, dense=True), strict=True)
     for (a, b, ours), (_, _, theirs) in both:
         q, p = log_probs(ours), log_probs(theirs)
         rows, targets = np.arange(b - a), np.asarray(tokens[a + 1 : b + 1])

@@ -168,6 +168,14 @@ def test_winners_are_held_for_duty_steps(level):
     assert half.slots[0].counts()["held"] == 3
 
 
+def test_a_text_goes_on_under_other_settings(level):
+    """Winners that nobody held are not mistaken for held ones."""
+    state, x = _core.LayerState(), stream(1)
+    Half(up={}).run(x, 15, state)
+    later = Half(up={"duty": 4})
+    near(later.run(x, 17, state)[0], later.want(x, top(np.abs(later.input(x)), K), None))
+
+
 def test_the_seed_form_is_dense_in_between(level):
     half, state = Half(up={"duty": 3, "seed": True}), _core.LayerState()
     x = stream(1)

@@ -199,11 +199,8 @@ def test_winners_are_held_and_survive_clone_and_trim(level):
     assert half.slot.counts()["held"] == before
 
 
-def test_a_rule_can_be_changed(level):
-    half, x = Half(), stream(1)
-    half.slot.set_rule("top", 5, 1.0)
-    near(half.run(x, 0, _core.LayerState())[0], half.want(x, half.winners(x, 5)))
-    half.slot.set_rule("above", 1e30, 1.0)  # nobody: only the bias of down is added
+def test_where_nobody_wins_only_the_bias_is_added(level):
+    half, x = Half(pick="above", amount=1e30), stream(1)
     near(half.run(x, 0, _core.LayerState())[0], half.want(x, np.empty(0, np.int64)))
 
 

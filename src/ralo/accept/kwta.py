@@ -18,9 +18,10 @@ from ralo.lm import LM
 from ralo.matrix import Matrix
 from ralo.model import Dense
 from ralo.modes import KWTA
-from ralo.modes.base import PLACES, LayerSlots, Override
+from ralo.modes.base import LayerSlots, Override
 from ralo.profile import Profile
 from ralo.quality import Quality, perplexity
+from ralo.weights import PLACES
 
 LOOK, TUNE = 8192, 12288  # tokens to calibrate on, and others to tune k on
 MARGIN = 0.9  # of the budget that is tuned for: other text may come out a little worse

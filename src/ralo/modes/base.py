@@ -11,10 +11,8 @@ from ralo.config import ModelConfig
 from ralo.errors import RaloError
 from ralo.options import nearest
 from ralo.profile import Profile
-from ralo.weights import LayerWeights
+from ralo.weights import PLACES, LayerWeights
 
-# Sites that share their input share a place.
-PLACES = {"qkv": ("q", "k", "v"), "o": ("o",), "up": ("gate", "up"), "down": ("down",)}
 MOST_LAYERS = 1 << 16  # of any model; a longer range is a slip of the pen
 TARGETS = {"mlp": ("up", "down"), "attn": ("qkv", "o"), "both": tuple(PLACES)}
 

@@ -1,0 +1,31 @@
+// A whole model: embedding, layers, final norm, head.
+#pragma once
+#include <vector>
+
+#include "block.h"
+
+enum class Words { f32, f16, bf16 };
+
+// Rows of d values as 16-bit words; f32 has two for each.
+struct Embedding {
+  const uint16_t* words;
+  Words kind;
+  size_t rows, d;
+};
+
+struct Decoder {
+  Embedding embedding;
+  const float* positions;  // (rows, d) or null; row 0 is position 0
+  Norm norm;
+  const Mat* head;
+  const float* head_bias;  // or null
+  std::vector<const Attention*> attentions;
+  std::vector<const Mlp*> mlps;
+};
+struct TextCaches {
+  const std::vector<const Cache*>& caches;  // per layer
+  const std::vector<LayerState*>* states;   // per layer; null: dense
+};
+// Tokens that follow `past` others: final hidden states (tokens, d), and scores (tokens, head->oc) unless null.
+BytesRead decode(const Decoder& d, const int64_t* tokens, size_t count, const TextCaches& text, size_t past,
+                 const Angles& angles, Many many, float* hidden, float* logits);
