@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lines import Axis, Point, plot
+
 from ralo import KWTA, load, texts
 from ralo import profile as profiles
 from ralo.bench import Ralo, measure
@@ -20,13 +22,13 @@ from ralo.model import Dense
 from ralo.quality import perplexity
 
 KS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25)
-Point = tuple[str, KWTA, profiles.Profile | None]
-WIDTH, HEIGHT, LEFT, TOP, MOST = 640, 360, 60, 20, 8.0  # of the plot; its largest Δppl
+Way = tuple[str, KWTA, profiles.Profile | None]
+MOST = 8.0  # percent: the largest Δppl of the plot
 
 
-def points(profile: profiles.Profile | None) -> list[Point]:
-    known: list[Point] = [("profile", KWTA(k=k), profile) for k in KS if profile]
-    plain: list[Point] = [("no profile", KWTA(k=k), None) for k in (0.6, 0.5, 0.4, 0.3)]
+def points(profile: profiles.Profile | None) -> list[Way]:
+    known: list[Way] = [("profile", KWTA(k=k), profile) for k in KS if profile]
+    plain: list[Way] = [("no profile", KWTA(k=k), None) for k in (0.6, 0.5, 0.4, 0.3)]
     return (
         known
         + plain
@@ -34,7 +36,7 @@ def points(profile: profiles.Profile | None) -> list[Point]:
     )
 
 
-def measured(lm: LM, point: Point, tokens: list[int], rounds: int) -> dict[str, float | str]:
+def measured(lm: LM, point: Way, tokens: list[int], rounds: int) -> dict[str, float | str]:
     name, mode, profile = point
     lm.use(compose([]))
     lm.profile, lm.guard = None, Guard(lm.model, lm.guard.options)  # one that has seen nothing yet
@@ -49,42 +51,15 @@ def measured(lm: LM, point: Point, tokens: list[int], rounds: int) -> dict[str, 
     return out | {"bytes": sparse.stats.bytes_per_token / dense.stats.bytes_per_token}
 
 
-def plot(rows: list[dict[str, float | str]]) -> str:
-    """Δppl over speed-up as SVG, a line per way; what lies above MOST is left out."""
+def drawn(rows: list[dict[str, float | str]]) -> str:
+    """Δppl over speed-up, a line per way; labels are k."""
     fastest = max(float(r["speedup"]) for r in rows) + 0.05
-    colours = {"profile": "#0a7", "no profile": "#c60", "seed": "#888"}
-
-    def at(speedup: float, dppl: float) -> tuple[float, float]:
-        x = LEFT + (speedup - 0.9) / (fastest - 0.9) * (WIDTH - LEFT - 20)
-        return x, TOP + (1 - min(max(dppl, -0.5), MOST) / MOST) * (HEIGHT - 2 * TOP - 20)
-
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']
-    out.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
-    for dppl in (0, 2, 4, 6, 8):
-        (x, y), (x2, _) = at(0.9, dppl), at(fastest, dppl)
-        out.append(f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{x2:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
-        out.append(f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" text-anchor="end">+{dppl} %</text>')
-    for tenth in range(9, int(fastest * 10) + 1):
-        x, y = at(tenth / 10, 0)
-        out.append(f'<text x="{x:.0f}" y="{HEIGHT - 24}" text-anchor="middle">{tenth / 10:.1f}x</text>')
-    for i, (way, colour) in enumerate(colours.items()):
-        found = [
-            (float(r["speedup"]), float(r["dppl"]), r["k"])
-            for r in rows
-            if r["way"] == way and float(r["dppl"]) <= MOST
-        ]
-        line = " ".join("{:.1f},{:.1f}".format(*at(s, d)) for s, d, _ in found)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for s, d, k in found:
-            x, y = at(s, d)
-            out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-            out.append(f'<text x="{x + 6:.1f}" y="{y - 6:.1f}" fill="{colour}">{k:g}</text>')
-        out.append(f'<text x="{LEFT + 20}" y="{TOP + 16 * (i + 1)}" fill="{colour}">{way}</text>')
-    out.append(
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">decode speed-up over dense; labels are k</text>'
-    )
-    return "\n".join([*out, "</svg>"])
+    ticks = [(t / 10, f"{t / 10:.1f}x") for t in range(9, int(fastest * 10) + 1)]
+    axis = Axis(0.9, fastest, ticks, "decode speed-up over dense; labels are k")
+    lines: dict[str, list[Point]] = {}
+    for r in rows:
+        lines.setdefault(str(r["way"]), []).append(Point(float(r["speedup"]), float(r["dppl"]), f"{r['k']:g}"))
+    return plot(lines, axis, MOST)
 
 
 def main() -> None:
@@ -114,7 +89,7 @@ def main() -> None:
             flush=True,
         )
     if args.plot:
-        args.plot.write_text(plot(rows) + "\n")
+        args.plot.write_text(drawn(rows))
 
 
 if __name__ == "__main__":

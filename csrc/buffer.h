@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <vector>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -33,3 +34,17 @@ class Buffer {
   std::unique_ptr<T, Free> data_;
   size_t size_ = 0;
 };
+
+// A vector that starts at a whole cache line.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64))); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+template <class T>
+using LineVector = std::vector<T, LineAllocator<T>>;

@@ -103,6 +103,77 @@ inline size_t tile_scratch(size_t g, size_t ep) {
 // A partial decode result of g heads: running maxima (g), sums (g), weighted values (g, ep).
 inline size_t part_size(size_t g, size_t ep) { return g * (ep + 2); }
 
+// How bits are counted: an instruction for eight words, for one word, a table of half bytes, or one step per bit.
+enum class Popcount { vpopcntdq, popcnt, lut, kernighan };
+
+// Packed keys: what a key is worth to a query is guessed from a few bits of it. Keys are coded kCodeKeys at a time,
+// when a block is complete; kCodeGroup keys of a block, kCodeStep apart, have their words side by side.
+constexpr size_t kMostPlanes = 4;
+constexpr size_t kWidestCode = 1024;  // of a head that is coded
+constexpr size_t kCodeKeys = 64, kCodeGroup = 16, kCodeStep = kCodeKeys / kCodeGroup;
+// signs: of the key less its block's mean, rotated, and one scale; ternary: two bitmaps of the same, above and below
+// eps. The document's forms, of the key as it is: overlap, one bitmap of |x| > eps; difference, two, pos - neg.
+enum class Code { signs, ternary, overlap, difference };
+struct CodeForm {
+  Code code;
+  float eps;        // of the two bitmaps; negative: that many times a key's root mean square
+  size_t bits = 1;  // of a query's numbers beside signs; more of them guess better, but hardly choose better
+  bool operator==(const CodeForm& o) const { return code == o.code && eps == o.eps; }  // of keys
+  bool centred() const { return code == Code::signs || code == Code::ternary; }
+  size_t bitmaps() const { return code == Code::signs || code == Code::overlap ? 1 : 2; }  // of a key
+  size_t planes() const { return code == Code::signs ? bits : bitmaps(); }                 // of a query
+  size_t words(size_t ep) const { return (ep + 63) / 64 * bitmaps(); }                     // of 64 bits, a key
+};
+// The codes of one kv head.
+struct Codes {
+  const uint64_t* bits;    // (blocks, kCodeStep, words, kCodeGroup)
+  const uint16_t* scales;  // (blocks, kCodeStep, kCodeGroup) bf16
+  size_t words;
+};
+// What encoding a block writes; the sum of its values stands in for those that are not read.
+struct CodeBlock {
+  uint64_t* bits;
+  uint16_t *scales, *mean;  // mean (ep) f16: of the keys
+  float* values;            // (ep): sum
+  float before;             // the scale of the key before, which the document's forms go on from; 0: none
+};
+constexpr size_t code_scratch(size_t ep) { return kCodeKeys * (ep + (ep + 63) / 64 * 64); }
+// Queries of one kv head's group, packed. Guess of a score: scale * (factor * count + offset) + the block's.
+struct CodeQuery {
+  CodeForm form;
+  const uint64_t* planes;        // (g, planes, words)
+  const float *factor, *offset;  // (g)
+  const float* blocks;           // (g, stride): query times a block's mean
+  size_t stride, g;
+};
+// Keys found by a scan, room for every key of it and kCodeGroup more. Their keys and values are asked for at once: they
+// are read soon.
+struct CodeHits {
+  uint32_t* at;
+  float* importance;
+  const Keys& rows;
+  size_t row_bytes;
+};
+
+// Two bits a weight of a gate: bitmaps of its large positive and of its large negative weights, and what those weigh on
+// average. Of kCodeNeurons neurons the words lie side by side, so that they are counted together.
+constexpr size_t kCodeNeurons = 8;
+constexpr size_t kGatePlanes = 4;  // of x, beside them: a number in two's complement
+struct GateCodes {
+  const uint64_t* bits;  // (blocks, words, 2, kCodeNeurons): positive, negative
+  const float* scales;   // (f)
+  size_t d, f;
+  size_t words() const { return (d + 63) / 64; }
+  size_t blocks() const { return (f + kCodeNeurons - 1) / kCodeNeurons; }
+  size_t bytes() const { return (blocks() * words() * 2 * kCodeNeurons) * sizeof(uint64_t) + f * sizeof(float); }
+};
+
+// What pack_bits found above its bound: how many values, and the sum of their magnitudes.
+struct PackSums {
+  size_t active;
+  float magnitude;
+};
+
 enum class Act { silu, relu, relu2, gelu, gelu_tanh };
 
 // One namespace of the same kernels per ISA level.

@@ -17,14 +17,17 @@ struct Table {
   decltype(Kernels::pack_f32) pack;
   decltype(Kernels::norms_f32) norms;
   decltype(Kernels::neurons_f32) neurons;
+  decltype(Kernels::neuron_range_f32) neuron_range;
 };
 Table table(Quant q) {
   const Kernels& k = kernels();
   switch (q) {
-    case Quant::f32: return {k.matvec_f32, k.matmul_f32, k.pack_f32, k.norms_f32, k.neurons_f32};
-    case Quant::bf16: return {k.matvec_bf16, k.matmul_bf16, k.pack_bf16, k.norms_bf16, k.neurons_bf16};
-    case Quant::int8: return {k.matvec_int8, k.matmul_int8, k.pack_int8, k.norms_int8, k.neurons_int8};
-    default: return {k.matvec_int4, k.matmul_int4, k.pack_int4, k.norms_int4, k.neurons_int4};
+    case Quant::f32: return {k.matvec_f32, k.matmul_f32, k.pack_f32, k.norms_f32, k.neurons_f32, k.neuron_range_f32};
+    case Quant::bf16:
+      return {k.matvec_bf16, k.matmul_bf16, k.pack_bf16, k.norms_bf16, k.neurons_bf16, k.neuron_range_bf16};
+    case Quant::int8:
+      return {k.matvec_int8, k.matmul_int8, k.pack_int8, k.norms_int8, k.neurons_int8, k.neuron_range_int8};
+    default: return {k.matvec_int4, k.matmul_int4, k.pack_int4, k.norms_int4, k.neurons_int4, k.neuron_range_int4};
   }
 }
 
@@ -142,6 +145,13 @@ size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const fl
   float* padded_x = values.get(width);
   std::memcpy(padded_x, x, w.d * sizeof(float));
   std::memset(padded_x + w.d, 0, (width - w.d) * sizeof(float));
+  if (!list) {
+    const auto range = table(w.quant).neuron_range;
+    parallel(padded(w.f) / kPad, [&](size_t task, size_t thread) {
+      range(w, task * kPad, std::min((task + 1) * kPad, w.f), padded_x, scratch(thread, width), y);
+    });
+    return w.bytes();
+  }
   // Neurons that share their scales go to one thread, which folds them into x once.
   const auto neuron = [&](size_t task) {
     const size_t group = group_size(w.quant);
@@ -156,6 +166,10 @@ size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const fl
   });
   return bytes;
 }
+
+decltype(Kernels::matvec_f32) matvec_kernel(Quant q) { return table(q).matvec; }
+decltype(Kernels::neurons_f32) neurons_kernel(Quant q) { return table(q).neurons; }
+decltype(Kernels::neuron_range_f32) neuron_range_kernel(Quant q) { return table(q).neuron_range; }
 
 void norms(const Mat& w, float* out) {
   const auto kernel = table(w.quant).norms;

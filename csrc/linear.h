@@ -10,8 +10,13 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
 // rounded to 16 bits beside the scales (matvec_vnni.h, matvec_avx2.h) the unit is that of the outputs read; everywhere
 // else these are the bits that the whole matrix gives.
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1);
-// y[j] = sum of x[i] W[i][j], x (d), for the neurons j of an ascending list; nothing else of y is written.
+// y[j] = sum of x[i] W[i][j], x (d), for the neurons j of an ascending list, nothing else of y is written;
+// list null: all of them.
 size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* y);
+// The kernels behind apply_some and neurons, for a task that has several things to do with the outputs it owns.
+decltype(Kernels::matvec_f32) matvec_kernel(Quant q);
+decltype(Kernels::neurons_f32) neurons_kernel(Quant q);
+decltype(Kernels::neuron_range_f32) neuron_range_kernel(Quant q);
 // L2 norm of each channel's weights (ic).
 void norms(const Mat& w, float* out);
 // Output-major rows (n, ic) into outputs [o0, o0 + n). False: a value is not finite.

@@ -45,6 +45,8 @@ inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline V exp2i(V n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }
 inline V zero_below(V v, V x, V limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v); }
+inline V keep_above(V v, V x, V limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ), v); }
+inline uint32_t bits_above(V x, V limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }  // a bit per lane
 inline float sum(V v) { return _mm512_reduce_add_ps(v); }
 inline float top(V v) { return _mm512_reduce_max_ps(v); }
 // Sums of 16 vectors as one vector: halves are added while they are interleaved, a fifth of the work of 16 times sum().
@@ -110,6 +112,10 @@ inline V exp2i(V n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
 }
 inline V zero_below(V v, V x, V limit) { return _mm256_and_ps(v, _mm256_cmp_ps(x, limit, _CMP_NLT_UQ)); }
+inline V keep_above(V v, V x, V limit) { return _mm256_and_ps(v, _mm256_cmp_ps(x, limit, _CMP_GT_OQ)); }
+inline uint32_t bits_above(V x, V limit) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
+}
 inline float sum(V v) {
   __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   a = _mm_add_ps(a, _mm_movehl_ps(a, a));
@@ -189,6 +195,11 @@ inline V exp2i(V n) {
   return v;
 }
 inline V zero_below(V v, V x, V limit) { return x < limit ? zero() : v; }
+inline V keep_above(V v, V x, V limit) { return x > limit ? v : zero(); }
+inline uint32_t bits_above(V x, V limit) {
+  const auto above = x > limit;  // lanes of -1 and 0
+  return (above[0] & 1u) | (above[1] & 2u) | (above[2] & 4u) | (above[3] & 8u);
+}
 inline float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float top(V v) {
   float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];

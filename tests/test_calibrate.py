@@ -68,6 +68,22 @@ def test_what_it_saw(lm, profile, place):
     assert np.unpackbits(profile.winners[1]).mean() == pytest.approx(0.5, abs=0.02)
 
 
+def test_what_the_gates_let_through(lm, profile):
+    up = lm.model.weights.layers[1].up
+    gate = inputs(lm, 1, "up") @ linear.unpack("f32", up.data, None)[up.slices["gate"]].T
+    size = np.abs(gate / (1 + np.exp(-gate)))
+    for q in (0.1, 0.5, 0.9):
+        bound = profile.gates[1][round(q * (len(profile.gates[1]) - 1))]
+        assert (size < bound).mean() == pytest.approx(q, abs=0.03)
+
+
+def test_some_inputs_of_mlps_are_kept(lm, profile):
+    x = inputs(lm, 1, "up")
+    assert len(profile.inputs[1]) == 32
+    for row in profile.inputs[1]:
+        assert np.abs(x - row).max(axis=1).min() < 1e-5
+
+
 def test_it_leaves_the_model_as_it_was(directory):
     lm = ralo.load(directory, "f32", modes=[KWTA(k=0.5)])
     before = lm.model.step(5, lm.new_sequence())
@@ -84,6 +100,8 @@ def test_saved_and_read_back(profile, lm, tmp_path):
             assert np.array_equal(getattr(place, name), getattr(again.places[key], name))
     assert all(np.array_equal(profile.seconds[p], again.seconds[p]) for p in PLACES)
     assert all(np.array_equal(profile.winners[i], again.winners[i]) for i in range(2))
+    assert all(np.array_equal(profile.gates[i], again.gates[i]) for i in range(2))
+    assert all(np.array_equal(profile.inputs[i], again.inputs[i]) for i in range(2))
     again.check(lm.model.weights, "it")
 
 

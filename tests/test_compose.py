@@ -10,7 +10,7 @@ import pytest
 
 from ralo.compose import REFUSE, RULES, compose
 from ralo.errors import RaloError
-from ralo.modes import KWTA, MODES
+from ralo.modes import KWTA, MODES, StatePack
 from ralo.modes.base import Mode
 
 NAMES = ("state-pack", "kwta", "event", "proc", "tt")  # the five of the specification
@@ -102,6 +102,21 @@ def test_event_and_windows() -> None:
 
 def test_statepack_and_event() -> None:
     assert "state-pack gives a zero mask to event" in notes(stand("state-pack"), stand("event"))
+
+
+def test_one_of_statepack_and_kwta_chooses_keys() -> None:
+    for target in ("kv", "both"):
+        with pytest.raises(RaloError) as error:
+            compose([StatePack(target=target), KWTA(keys=0.5)])
+        way_out = "both choose keys; use --kwta-keys=1 or --state-pack-target=mlp"
+        assert str(error.value) == f"state-pack and kwta do not go together: {way_out}"
+    assert "state-pack takes keys and silent neurons from kwta" in notes(StatePack(), KWTA(keys=1.0))
+    assert compose([StatePack(target="mlp"), KWTA(keys=0.5)]).modes
+    assert compose([StatePack(on="none"), KWTA(keys=0.5)]).modes == (KWTA(keys=0.5),)
+
+
+def test_codes_work_beside_factors() -> None:
+    assert "state-pack works beside tt" in notes(StatePack(), stand("tt"))
 
 
 def test_modes_that_are_off_are_left_out() -> None:

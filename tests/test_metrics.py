@@ -6,16 +6,17 @@ import pytest
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA, metrics
+from ralo import KWTA, StatePack, metrics
 
 SPECIFIED = {"kwta.keep_ratio", "kwta.duty_hits", "kwta.temp", "kwta.flicker", "kwta.bytes_skipped"}
+SPECIFIED |= {"pack.enabled", "pack.mode", "pack.density", "pack.active", "pack.popcnt"}
 
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    lm = ralo.load(
-        write_hf(tmp_path_factory.mktemp("metrics") / "tiny", "llama", eos_token_id=None), modes=[KWTA(k=0.5)]
-    )
+    """With every mode that there is."""
+    tiny = write_hf(tmp_path_factory.mktemp("metrics") / "tiny", "llama", eos_token_id=None)
+    lm = ralo.load(tiny, modes=[StatePack(), KWTA(k=0.5)])
     lm.generate("the house", max_tokens=30, temperature=0)
     return lm
 

@@ -28,6 +28,7 @@ class Trial:
     any_int: int = flag(0, "no limits")
     shape: str = flag("round", "form", choices=("round", "square"))
     name: str = flag("", "free text", metavar="NAME")
+    way: str = flag("old", "how", choices=("old", "new"), bare="new")
     seen: int = 5  # not a flag
 
 
@@ -45,6 +46,15 @@ def test_defaults_environment_flags_in_rising_order(monkeypatch: pytest.MonkeyPa
     assert read() == Trial(deep_count=7)
     assert read("--deep-count", "3", "-k", "1", "--name", "") == Trial(deep_count=3, keep=1.0, name="")
     assert type(read("-k", "1").keep) is float and type(read("--deep-count=3").deep_count) is int
+
+
+def test_a_flag_that_may_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read("--way").way == "new" and read("--way", "-k", "1") == Trial(way="new", keep=1.0)
+    assert read("--way=old").way == read().way == "old"
+    monkeypatch.setenv("RALO_WAY", "new")
+    assert read("--way", "old").way == "old"
+    with pytest.raises(RaloError, match="--way must be one of old, new, got 'bold'; did you mean old"):
+        read("--way=bold")
 
 
 def test_an_argument_may_look_like_a_flag() -> None:
@@ -92,7 +102,7 @@ def test_help_shows_choices_defaults_and_percent_signs() -> None:
     text = " ".join(parser.format_help().split())
     assert "-k KEEP, --keep KEEP share kept; 100 % = all [0.4]" in text
     assert "--shape {round,square} form [round]" in text
-    assert text.endswith("--name NAME free text") and "seen" not in text
+    assert "--name NAME free text --way" in text and "seen" not in text
 
 
 @pytest.mark.parametrize(

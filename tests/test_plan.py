@@ -9,7 +9,7 @@ import pytest
 
 from ralo.errors import RaloError
 from ralo.guard import GuardOptions
-from ralo.modes import KWTA, MODES
+from ralo.modes import KWTA, MODES, StatePack
 from ralo.modes.base import Override
 from ralo.options import Parser, fields, flag_name
 from ralo.plan import Setup, add_mode_flags, read_setup, read_toml, write_toml
@@ -19,7 +19,12 @@ OTHER = {
     KWTA: {
         "k": 0.7, "k_abs": 3, "temp": 0.9, "duty": 4, "target": "mlp", "block": "32", "renorm": "on", "gate": "off",
         "keys": 0.5, "keys_min": 7, "prefill": "on", "form": "seed", "on": "off", "p": 0.9,
-    }
+    },
+    StatePack: {
+        "on": "none", "target": "kv", "eps": "0.5", "popcnt": "kernighan", "rho": 0.3, "keys": 0.1, "p": 0.9,
+        "sinks": 0, "recent": 64, "min_ctx": 7, "rest": "off", "check": 0, "gap": 0.2, "mix": 0.5, "form": "seed",
+        "predict": "on", "candidates": 0.5, "bits": 4,
+    },
 }  # fmt: skip
 CASES = [(mode, name, value) for mode, values in OTHER.items() for name, value in values.items()]
 
@@ -73,6 +78,14 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert setup("--kwta=off").plan.modes == ()
 
 
+def test_a_flag_without_its_value() -> None:
+    """As the specification writes it: bits are counted in the fastest way, and the mode is on."""
+    assert setup("--state-pack-popcnt").plan.modes == (StatePack(popcnt="auto"),)
+    assert setup("--state-pack-popcnt", "--state-pack-keys=9").plan.modes == (StatePack(keys=9),)
+    with pytest.raises(SystemExit):
+        setup("--state-pack-keys")
+
+
 def test_nothing_set_is_dense() -> None:
     assert setup() == Setup()
     assert setup("--guard-every", "7") == Setup(guard=GuardOptions(every=7))
@@ -109,7 +122,7 @@ every = 9
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[kwtaa]\nk = 0.5", "unknown key 'kwtaa'; did you mean kwta? (keys: kwta, guard, profile, about)"),
+        ("[kwtaa]\nk = 0.5", "unknown key 'kwtaa'; did you mean kwta? (keys: state-pack, kwta, guard, profile, about)"),
         ("[kwta]\ndutty = 2", "[kwta] has no key 'dutty'; did you mean duty? (keys: on, k,"),
         ("[kwta]\nk = 2", "[kwta] k must be a number from 0.01 to 1, got '2'"),
         ('[kwta]\nform = "sed"', "[kwta] form must be one of best, seed, got 'sed'; did you mean seed?"),
@@ -125,6 +138,7 @@ every = 9
         ("kwta = 3", "kwta must be a table"),
         ("profile = {}", "profile must be a path"),
         ("[kwta", "is not a plan: "),
+        ('[state-pack]\npopcnt = "lutt"', "[state-pack] popcnt must be one of auto, kernighan, lut, "),
         ("[guard]\nkll = 3", "[guard] has no key 'kll'; did you mean kl?"),
     ],
 )

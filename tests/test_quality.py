@@ -13,13 +13,14 @@ from shared_models import BOOKS, MODELS, books, needs_models
 from tiny import write_hf
 
 import ralo
-from ralo import RaloError
+from ralo import KWTA, RaloError
 from ralo import quality as quality_file
 from ralo.cli import main
 from ralo.quality import losses, nll, perplexity
 from ralo.sequence import Sequence
 
 TOKENS = np.random.default_rng(4).integers(2, 97, 150).tolist()
+LATE = [KWTA(k=0.4), KWTA(k=0.4, duty=4), KWTA(k=0.9, keys=0.3, keys_min=8)]
 
 
 @cache
@@ -115,6 +116,54 @@ def test_progress_ends_at_one(tmp_path: Path) -> None:
     assert found.ppl == pytest.approx(np.exp(losses(model, TOKENS, 50).mean())) and found.tokens == 149
 
 
+def test_late_positions_without_a_mode(tmp_path: Path) -> None:
+    """Windows of 50, 50 and 49: ten positions of two of them, nine of the last; nothing to compare with dense."""
+    model = ralo.load(write_hf(tmp_path, "llama"), quant="f32").model
+    seen: list[float] = []
+    found = perplexity(model, TOKENS, 50, "f32", progress=seen.append, first=40)
+    whole = losses(model, TOKENS, 50, "f32")
+    late = np.concatenate([whole[40:50], whole[90:100], whole[140:149]])
+    np.testing.assert_allclose(losses(model, TOKENS, 50, "f32", first=40), late, rtol=0, atol=1e-4)
+    assert found.tokens == 29 and found.ppl == found.dense_ppl == pytest.approx(np.exp(late.mean()), rel=1e-4)
+    assert found.delta_ppl_pct == found.kl == 0 and found.ci95 == (0, 0) and found.top1_agree == 1
+    assert len(seen) == 3 and seen[-1] == 1.0
+
+
+def test_a_last_window_that_is_shorter_than_the_prompt_is_left_out(tmp_path: Path) -> None:
+    model = ralo.load(write_hf(tmp_path, "llama"), quant="f32").model
+    seen: list[float] = []
+    assert perplexity(model, TOKENS[:131], 60, progress=seen.append, first=20).tokens == 80 and seen[-1] == 1.0
+    assert perplexity(model, TOKENS[:142], 60, first=20).tokens == 81
+
+
+@pytest.mark.parametrize("mode", LATE, ids=["channels", "duty", "keys"])
+@pytest.mark.parametrize("chunk", [512, 16])
+def test_late_positions_are_what_decoding_gives_after_a_dense_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: KWTA, chunk: int
+) -> None:
+    monkeypatch.setattr(quality_file, "PREFILL_CHUNK", chunk)
+    model = ralo.load(write_hf(tmp_path, "llama", hidden_size=128), quant="f32", modes=[mode]).model
+    found = perplexity(model, TOKENS, 75, "f32", first=35)
+    ours, dense = late(model, 75, 35), late(model, 75, 35, dense=True)
+    np.testing.assert_allclose(losses(model, TOKENS, 75, "f32", first=35), ours, rtol=0, atol=2e-3)
+    assert found.tokens == len(ours) == 79
+    assert found.ppl == pytest.approx(np.exp(ours.mean()), rel=1e-4) and found.kl > 0
+    assert found.dense_ppl == pytest.approx(np.exp(dense.mean()), rel=1e-4) != found.ppl
+    everywhere = losses(model, TOKENS, 75, "f32")
+    assert np.abs(ours - np.concatenate([everywhere[35:75], everywhere[110:]])).max() > 1e-3, "a dense prompt matters"
+
+
+def late(model: Any, ctx: int, first: int, dense: bool = False) -> Any:
+    """Losses of decoding from position `first` of each window on, after a prompt without modes."""
+    found = []
+    for start in range(0, len(TOKENS) - 1, ctx):
+        seq, stop = Sequence.empty(model.cfg, "f32"), min(start + ctx, len(TOKENS) - 1)
+        model.prefill(TOKENS[start : start + first], seq, dense=True)
+        scores = np.stack([model.step(token, seq, dense) for token in TOKENS[start + first : stop]])
+        found.append(nll(scores, np.asarray(TOKENS[start + first + 1 : stop + 1])))
+    return np.concatenate(found)
+
+
 def test_what_cannot_be_measured(tmp_path: Path) -> None:
     model = ralo.load(write_hf(tmp_path, "llama"), quant="f32").model
     for ctx in (0, 129):
@@ -122,6 +171,12 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
             losses(model, TOKENS, ctx)
     with pytest.raises(RaloError, match="at least two tokens"):
         losses(model, [5], 10)
+    for first in (-1, 50):
+        with pytest.raises(RaloError, match=f"--first {first} must be from 0 to 49, within a window of --ctx 50"):
+            perplexity(model, TOKENS, 50, first=first)
+    with pytest.raises(RaloError, match="the text is too short: --first 30 needs at least 32 tokens, it has 31"):
+        perplexity(model, TOKENS[:31], 50, first=30)
+    assert perplexity(model, TOKENS[:32], 50, first=30).tokens == 1
     model.weights.final_norm.weight[0] = np.nan
     with pytest.raises(RaloError, match="perplexity is not a finite number"):
         perplexity(model, TOKENS, 50)

@@ -41,3 +41,5 @@ void bind_slots(nb::module_& m);
 void bind_kwta(nb::module_& m);
 void bind_neurons(nb::module_& m);
 void bind_keys(nb::module_& m);
+void bind_pack_keys(nb::module_& m);
+void bind_pack_mlp(nb::module_& m);

@@ -35,4 +35,6 @@ NB_MODULE(_core, m) {
   bind_kwta(m);
   bind_neurons(m);
   bind_keys(m);
+  bind_pack_keys(m);
+  bind_pack_mlp(m);
 }

@@ -1,13 +1,9 @@
 // Neurons of a part of a matrix row by row, and the MLP slot that reads only those its gate opens.
 #include "modes/neurons.h"
 
-#include "buffer.h"
+#include "fresh.h"
 #include "kwta.h"
-
-namespace {
-
-using Bytes = Array<const uint8_t, 2>;
-using List = Array<const uint32_t, 1>;
+#include "rows_of.h"
 
 NeuronRows rows_of(const std::string& quant, size_t d, size_t f, const Bytes& data, const ConstScales& scales) {
   need(d > 0 && d < (1u << 24) && f > 0 && f < (1u << 28), "neurons are too many or too wide");
@@ -20,24 +16,18 @@ NeuronRows rows_of(const std::string& quant, size_t d, size_t f, const Bytes& da
   return w;
 }
 
-// A new array (rows, columns) on whole lines, or huge pages where it is large.
+namespace {
+
+using List = Array<const uint32_t, 1>;
+
 template <class T>
 using Fresh = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
-template <class T>
-Fresh<T> fresh(size_t rows, size_t columns) {
-  auto memory = std::make_unique<Buffer<T>>();
-  T* data = memory->get(rows * columns);
-  nb::capsule owner(memory.get(), [](void* p) noexcept { delete static_cast<Buffer<T>*>(p); });
-  memory.release();
-  return {data, {rows, columns}, owner};
-}
-
 std::pair<Fresh<uint8_t>, std::optional<Fresh<uint16_t>>> neuron_rows(const Matrix& matrix, size_t o0, size_t f) {
   const Mat& w = matrix.w;
   need(f > 0 && o0 % kPad == 0 && o0 <= w.oc && f <= w.oc - o0, "neurons must start at a multiple of PAD and be there");
   NeuronRows out{w.quant, nullptr, nullptr, w.ic, f};
-  auto data = fresh<uint8_t>(f, out.row_bytes());
-  auto scales = fresh<uint16_t>(out.groups(), out.width());
+  auto data = fresh<uint8_t, 2>({f, out.row_bytes()});
+  auto scales = fresh<uint16_t, 2>({out.groups(), out.width()});
   out.data = data.data(), out.scales = scales.data();
   {
     nb::gil_scoped_release release;
@@ -47,13 +37,16 @@ std::pair<Fresh<uint8_t>, std::optional<Fresh<uint16_t>>> neuron_rows(const Matr
   return {data, std::nullopt};
 }
 
-size_t run_neurons(const std::string& quant, Bytes data, ConstScales scales, List list, Array<const float, 1> x,
-                   Array<float, 1> y) {
+size_t run_neurons(const std::string& quant, Bytes data, ConstScales scales, std::optional<List> list,
+                   Array<const float, 1> x, Array<float, 1> y) {
   const NeuronRows w = rows_of(quant, x.shape(0), y.shape(0), data, scales);
-  for (size_t i = 0; i < list.shape(0); ++i)
-    need(list(i) < w.f && (i == 0 || list(i - 1) < list(i)), "neurons must ascend and be below f");
+  const size_t count = list ? list->shape(0) : w.f;
+  const uint32_t* at = list ? list->data() : nullptr;
+  for (size_t i = 0; at && i < count; ++i)
+    need(at[i] < w.f && (i == 0 || at[i - 1] < at[i]), "neurons must ascend and be below f");
   nb::gil_scoped_release release;
-  return neurons(w, list.data(), list.shape(0), x.data(), y.data());
+  static constexpr uint32_t kNone = 0;  // an empty array may have no address
+  return neurons(w, list && !at ? &kNone : at, count, x.data(), y.data());
 }
 
 struct KwtaMlpObject : KwtaMlp {
@@ -78,8 +71,9 @@ void bind_neurons(nb::module_& m) {
   m.def("neuron_rows", neuron_rows, nb::arg("matrix"), nb::arg("o0"), nb::arg("f"),
         "Outputs [o0, o0 + f) neuron by neuron, the same stored values: data (f, row_bytes) and scales (groups, d "
         "padded) or None");
-  m.def("neurons", run_neurons, nb::arg("quant"), array("data"), array("scales").none(), array("list"), array("x"),
-        array("y"), "y[j] = x . neuron j for the j of an ascending list; returns the bytes of weights read");
+  m.def("neurons", run_neurons, nb::arg("quant"), array("data"), array("scales").none(), array("list").none(),
+        array("x"), array("y"),
+        "y[j] = x . neuron j for the j of an ascending list, or all; returns the bytes of weights read");
   nb::class_<KwtaMlpObject, MlpSlot>(m, "KwtaMlp",
                                      "Only the neurons with the largest |act(gate)| * norm are read of up and down")
       .def(nb::init<const std::string&, size_t, size_t, Bytes, ConstScales, Norms, size_t, const std::string&, double,

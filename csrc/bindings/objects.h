@@ -27,6 +27,7 @@ inline Many many(bool exact) { return exact ? Many::floats : Many::rounded; }
 
 Quant quant_of(const std::string& name);
 Act act_of(const std::string& name);
+Popcount popcount_of(const std::string& name);
 
 struct LayerCache {
   using Bytes = Array<uint8_t, 3>;                // (heads, capacity, ep * element size)

@@ -30,6 +30,18 @@ Array<float, 2> taken_rows(Tap& tap) {
   return Array<float, 2>(rows->data(), {rows->size() / tap.n, tap.n}, owner);
 }
 
+size_t run_attend(AttendSlot& slot, const LayerCache& cache, Array<const float, 2> q, size_t heads, size_t past,
+                  size_t window, float scale, LayerState& state, Array<float, 2> out, bool exact) {
+  const Cache& c = cache.c;
+  need(heads > 0 && heads % c.heads == 0 && q.shape(1) % heads == 0, "q must be (T, heads * e)");
+  const size_t tokens = q.shape(0), e = q.shape(1) / heads;
+  need(e > 0 && e <= c.ep, "head width does not fit the cache");
+  need(out.shape(0) == tokens && out.shape(1) == q.shape(1), "out must be (T, heads * e)");
+  need(past <= c.capacity && tokens <= c.capacity - past, "positions past the cache");
+  nb::gil_scoped_release release;
+  return slot.attend(c, q.data(), q.shape(1), tokens, heads, e, window, scale, out.data(), {many(exact), past, &state});
+}
+
 }  // namespace
 
 void bind_slots(nb::module_& m) {
@@ -45,6 +57,9 @@ void bind_slots(nb::module_& m) {
   nb::class_<Tap, Input>(m, "Tap", "Changes nothing and keeps what came by")
       .def(nb::init<size_t>(), nb::arg("n"))
       .def("take", &taken_rows, "Rows (T, n) since the last call");
-  nb::class_<AttendSlot, Slot>(m, "AttendSlot", "In place of attention over the cache");
+  nb::class_<AttendSlot, Slot>(m, "AttendSlot", "In place of attention over the cache")
+      .def("attend", &run_attend, nb::arg("cache"), array("q"), nb::arg("heads"), nb::arg("past"), nb::arg("window"),
+           nb::arg("scale"), nb::arg("state"), array("out"), nb::arg("exact") = true,
+           "Attention of positions [past, past + T), which are in the cache already; returns the bytes of cache read");
   nb::class_<MlpSlot, Slot>(m, "MlpSlot", "In place of an MLP after its norm");
 }

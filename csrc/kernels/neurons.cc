@@ -2,6 +2,9 @@
 // those rows, which lie apart.
 #include "ahead.h"
 #include "weights.h"
+#if defined(__AVX512VNNI__)
+#include "neurons_vnni.h"
+#endif
 
 namespace ISA {
 namespace {
@@ -58,15 +61,71 @@ void neurons(const NeuronRows& w, const uint32_t* list, size_t count, const floa
   }
 }
 
+// Neurons [first, last) as lists.
+template <auto kSome>
+void one_by_one(const NeuronRows& w, size_t first, size_t last, const float* x, float* xs, float* y) {
+  uint32_t list[64];
+  for (size_t j = first, end; j < last; j = end) {
+    end = upto(j / 64 * 64 + 64, last);
+    for (size_t i = j; i < end; ++i) list[i - j] = static_cast<uint32_t>(i);
+    kSome(w, list, end - j, x, xs, y);
+  }
+}
+
+#if defined(__AVX512VNNI__)
+template <class B>
+void some_bytes(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* xs, float* y) {
+  RowBytes f;
+  Ahead<Listed> ahead(w.data, w.row_bytes(), 0, w.row_bytes(), Listed{list}, 0);
+  for (size_t i = 0, end; i < count; i = end) {
+    const size_t group = list[i] / B::Row::kGroup;
+    for (end = i + 1; end < count && list[end] / B::Row::kGroup == group;) ++end;
+    ahead.move(i, upto(i + 2 * kTogether, count));
+    if (w.width() > kWidest || !fold_row_bytes<B>(w, group, x, xs, f, [&] { ahead.fetch(1); })) {
+      neurons<typename B::Row>(w, list + i, end - i, x, xs, y);
+      continue;
+    }
+    for (size_t n; i < end; i += n) {
+      n = i + kTogether <= end ? kTogether : 1;
+      ahead.move(i + n, upto(i + n + 2 * kTogether, count));
+      if (n == 1)
+        some_row_bytes<B, 1>(w, list + i, f, y, ahead);
+      else
+        some_row_bytes<B, kTogether>(w, list + i, f, y, ahead);
+    }
+  }
+}
+
+// Neurons [first, last); sixteen at a time, which are of one group.
+template <class B>
+void range_bytes(const NeuronRows& w, size_t first, size_t last, const float* x, float* xs, float* y) {
+  RowBytes f;
+  for (size_t j = first, end; j < last; j = end) {
+    end = upto(j / B::Row::kGroup * B::Row::kGroup + B::Row::kGroup, last);
+    const bool bytes = w.width() <= kWidest && fold_row_bytes<B>(w, j / B::Row::kGroup, x, xs, f, [] {});
+    for (; bytes && j + 16 <= end; j += 16) next_row_bytes<B>(w, j, f, y);
+    if (j < end) one_by_one<some_bytes<B>>(w, j, end, x, xs, y);
+  }
+}
+#endif
+
 }  // namespace
 
-#define NEURONS(name, Row)                                                                                  \
-  void name(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* xs, float* y) { \
-    neurons<Row>(w, list, count, x, xs, y);                                                                 \
+#define NEURONS(quant, some, range)                                                                                    \
+  void neurons_##quant(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* xs, float* y) { \
+    some(w, list, count, x, xs, y);                                                                                    \
+  }                                                                                                                    \
+  void neuron_range_##quant(const NeuronRows& w, size_t first, size_t last, const float* x, float* xs, float* y) {     \
+    range(w, first, last, x, xs, y);                                                                                   \
   }
-NEURONS(neurons_f32, F32Row)
-NEURONS(neurons_bf16, Bf16Row)
-NEURONS(neurons_int8, Int8Row)
-NEURONS(neurons_int4, Int4Row)
+NEURONS(f32, neurons<F32Row>, one_by_one<neurons<F32Row>>)
+NEURONS(bf16, neurons<Bf16Row>, one_by_one<neurons<Bf16Row>>)
+#if defined(__AVX512VNNI__)
+NEURONS(int8, some_bytes<Int8Bytes>, range_bytes<Int8Bytes>)
+NEURONS(int4, some_bytes<Int4Bytes>, range_bytes<Int4Bytes>)
+#else
+NEURONS(int8, neurons<Int8Row>, one_by_one<neurons<Int8Row>>)
+NEURONS(int4, neurons<Int4Row>, one_by_one<neurons<Int4Row>>)
+#endif
 
 }  // namespace ISA

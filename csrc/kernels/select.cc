@@ -15,6 +15,18 @@ void scores(const float* x, const float* norms, size_t n, uint32_t* out) {
   }
 }
 
+struct Range {
+  uint32_t low, high;
+};
+Range range_of(const uint32_t* score, size_t n) {
+  Range r{0x7fffffff, 0};
+  for (size_t i = 0; i < n; ++i) {
+    r.low = score[i] < r.low ? score[i] : r.low;
+    r.high = score[i] > r.high ? score[i] : r.high;
+  }
+  return r;
+}
+
 size_t count_from(const uint32_t* score, size_t n, uint32_t least) {
   uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) count += score[i] >= least;
@@ -61,8 +73,8 @@ size_t list_from(const uint32_t* score, size_t n, uint32_t least, size_t ties, u
 // The k largest: the bound is found by halving the range of scores until as many are above it as are wanted.
 size_t select_top(const float* x, const float* norms, size_t n, size_t k, uint32_t* score, uint32_t* out) {
   scores(x, norms, n, score);
-  uint32_t low = 0, high = 0x7fffffff;  // count_from(low) >= k > count_from(high + 1)
-  size_t above = 0;                     // how many are from high + 1 on
+  auto [low, high] = range_of(score, n);  // count_from(low) >= k > count_from(high + 1)
+  size_t above = 0;                       // how many are from high + 1 on
   while (low < high) {
     const uint32_t middle = low + (high - low + 1) / 2;
     const size_t count = count_from(score, n, middle);

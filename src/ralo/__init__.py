@@ -2,9 +2,20 @@
 
 from ralo.errors import FormatError, RaloError
 from ralo.lm import LM, Generation, load
-from ralo.modes import KWTA
+from ralo.modes import KWTA, StatePack
 from ralo.quality import Quality
 from ralo.sampling import Sampling
 
 __version__ = "0.2.0"
-__all__ = ["KWTA", "LM", "FormatError", "Generation", "Quality", "RaloError", "Sampling", "__version__", "load"]
+__all__ = [
+    "KWTA",
+    "LM",
+    "FormatError",
+    "Generation",
+    "Quality",
+    "RaloError",
+    "Sampling",
+    "StatePack",
+    "__version__",
+    "load",
+]

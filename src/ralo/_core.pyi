@@ -153,6 +153,11 @@ class Tap(Input):
 class AttendSlot(Slot):
     """In place of attention over the cache"""
 
+    def attend(self, cache: LayerCache, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], heads: int, past: int, window: int, scale: float, state: LayerState, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], exact: bool = True) -> int:
+        """
+        Attention of positions [past, past + T), which are in the cache already; returns the bytes of cache read
+        """
+
 class MlpSlot(Slot):
     """In place of an MLP after its norm"""
 
@@ -216,9 +221,9 @@ def neuron_rows(matrix: Matrix, o0: int, f: int) -> tuple[Annotated[NDArray[nump
     Outputs [o0, o0 + f) neuron by neuron, the same stored values: data (f, row_bytes) and scales (groups, d padded) or None
     """
 
-def neurons(quant: str, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, list: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+def neurons(quant: str, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, list: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> int:
     """
-    y[j] = x . neuron j for the j of an ascending list; returns the bytes of weights read
+    y[j] = x . neuron j for the j of an ascending list, or all; returns the bytes of weights read
     """
 
 class KwtaMlp(MlpSlot):
@@ -266,3 +271,79 @@ def key_importance(scores: Annotated[NDArray[numpy.float32], dict(shape=(None, N
     """
     The largest weight that one of g heads gives a key, each head's best key weighing 1
     """
+
+def popcounts() -> list[str]:
+    """
+    Ways to count bits that this CPU has at the level in use, fastest first
+    """
+
+CODE_KEYS: int = 64
+
+class PackKeys(AttendSlot):
+    """Packed keys choose, exact attention answers"""
+
+    def __init__(self, code: str = 'signs', eps: float = -1.0, popcount: str = 'lut', keep: float = 1.0, keep_abs: int = 256, sinks: int = 4, recent: int = 32, min_ctx: int = 0, p: float = 0.0, mix: float = 1.0, rest: bool = True, check_every: int = 0, phase: int = 0, limit: float = 0.5, bits: int = 1) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    @property
+    def bitmaps(self) -> int: ...
+
+    @property
+    def popcount(self) -> str: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+def code_keys(cache: LayerCache, head: int, blocks: int, code: str, eps: float) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None, None), order='C', device='cpu')], Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu')], Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]]:
+    """Codes of one kv head: bits, scales, means, sums of values"""
+
+def code_query(q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], scale: float, code: str, eps: float, bits: int, planes: Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None), order='C', device='cpu')], factor: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], offset: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Queries (g, padded e) as planes of bits"""
+
+def code_scan(popcount: str, code: str, cache: LayerCache, head: int, bits: Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], planes: Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], factor: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bound: float, from_position: int, at: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')], importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """Keys whose importance is at least the bound; returns how many"""
+
+def pack_bits(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, pos: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], neg: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')] | None) -> tuple[int, float]:
+    """
+    Bit i of pos: |x[i]| > eps; with neg: x[i] > eps, and of neg: x[i] < -eps. How many, and the sum of their |x|
+    """
+
+def gate_codes(quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, share: float = 0.699999988079071) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None, None))], Annotated[NDArray[numpy.float32], dict(shape=(None,))]]:
+    """
+    Rows of neurons as signs of the weights above `share` of a row's mean magnitude: bits (f / 8, d / 64, 2, 8) and the mean of those (f)
+    """
+
+def gate_counts(popcount: str, bits: Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None, None), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], planes: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], counts: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')]) -> float:
+    """
+    x as bit planes, and the sum of weight signs times those numbers; the step of the numbers
+    """
+
+class GateGuess:
+    """Which gates may be open, from two bits a weight"""
+
+    def __init__(self, d: int, f: int, bits: Annotated[NDArray[numpy.uint64], dict(shape=(None, None, None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, slack: float, keep: float = 0.0, popcount: str = 'lut') -> None:
+        """
+        A candidate: guess + offset + slack > 0; or, with keep, that share of neurons by the guess of |act(gate)|
+        """
+
+class PackMlp(MlpSlot):
+    """Only neurons whose |act(gate)| > eps are read of up and down"""
+
+    def __init__(self, quant: str, d: int, f: int, up_data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, up_scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, gate_data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, gate_scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eps: float, rho: float, guess: GateGuess | None = None) -> None:
+        """
+        up: rows of neurons; None: only down is skipped, as where there is no gate. gate: None: read by input channels. rho: a window with a larger share of active neurons runs dense. guess: gates that are surely shut are not read
+        """
+
+    @property
+    def plant(self) -> bool:
+        """the next gate gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...

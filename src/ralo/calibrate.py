@@ -28,6 +28,7 @@ TIMED = (0.25, 0.5, 0.75, 1.0)
 SCORE_BITS = 17  # of a float's 31, the lower ones that a histogram of scores leaves out: 1.6 % of a value
 QUANTILES = 257
 WINNER_TOKENS = 512
+INPUT_TOKENS = 32
 CTX = 512  # tokens of a window: enough context, and little attention
 
 
@@ -63,15 +64,37 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
     """A profile from tokens of ordinary text; the first `often` of them are run many times, with less and less read."""
     before = lm.model.slots, lm.model.modes_in_prefill
     try:
-        seen, winners = _watch(lm, tokens)
+        seen, mlps = _watch(lm, tokens)
         kl = _sensitivity(lm, tokens[: often + 1], {key: s.norms for key, s in seen.items()}, progress)
     finally:
         lm.model.use(*before)
     places = {key: Place(s.norms, s.moments(), s.quantiles(), kl[key]) for key, s in seen.items()}
-    return Profile(fingerprint(lm.model.weights), len(tokens) - 1, places, _seconds(lm), winners)
+    return Profile(
+        fingerprint(lm.model.weights), len(tokens) - 1, places, _seconds(lm), mlps.winners, mlps.gates, mlps.inputs
+    )
 
 
-def _watch(lm: LM, tokens: Sequence[int]) -> tuple[dict[tuple[int, str], Seen], dict[int, NDArray[np.uint8]]]:
+@dataclass
+class Mlps:
+    """What was seen of every layer's MLP."""
+
+    winners: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    gates: dict[int, F32] = field(default_factory=dict)
+    inputs: dict[int, F32] = field(default_factory=dict)
+
+    def see_input(self, lm: LM, layer: int, x: F32) -> None:
+        if layer not in self.gates:
+            self.gates[layer] = _gates(lm, layer, x)
+            self.inputs[layer] = x[:: max(1, len(x) // INPUT_TOKENS)][:INPUT_TOKENS].copy()
+
+    def see_neurons(self, layer: int, strength: F32) -> None:
+        known = self.winners.get(layer)
+        if known is None or len(known) < WINNER_TOKENS:
+            bits = np.packbits(strength > np.median(strength, axis=1, keepdims=True), axis=1)
+            self.winners[layer] = bits if known is None else np.concatenate([known, bits])[:WINNER_TOKENS]
+
+
+def _watch(lm: LM, tokens: Sequence[int]) -> tuple[dict[tuple[int, str], Seen], Mlps]:
     model, seen, taps = lm.model, {}, {}
     for i, layer in enumerate(model.weights.layers):
         for place in PLACES:
@@ -81,16 +104,26 @@ def _watch(lm: LM, tokens: Sequence[int]) -> tuple[dict[tuple[int, str], Seen], 
             seen[i, place] = Seen(norms, np.zeros(matrix.ic), np.zeros(matrix.ic))
             taps[i, place] = _core.Tap(matrix.ic)
     model.use(_slots(len(model.layers), taps))
-    winners: dict[int, NDArray[np.uint8]] = {}
+    mlps = Mlps()
     for _ in scores(model, tokens, min(CTX, model.cfg.max_context), lm.kv, exact=False):
         for (i, place), tap in taps.items():
             x = tap.take()
             seen[i, place].add(x)
-            if place == "down" and len(winners.get(i, ())) < WINNER_TOKENS:
-                strength = np.abs(x) * seen[i, place].norms
-                bits = np.packbits(strength > np.median(strength, axis=1, keepdims=True), axis=1)
-                winners[i] = np.concatenate([winners[i], bits])[:WINNER_TOKENS] if i in winners else bits
-    return seen, winners
+            if place == "up":
+                mlps.see_input(lm, i, x)
+            if place == "down":
+                mlps.see_neurons(i, np.abs(x) * seen[i, place].norms)
+    return seen, mlps
+
+
+def _gates(lm: LM, layer: int, x: F32) -> F32:
+    """Quantiles of |act(gate)| of one layer for inputs (T, D); of an MLP without a gate, of its only activation."""
+    up = lm.model.weights.layers[layer].up
+    gate = np.ascontiguousarray(up(x)[:, up.slices["gate" if lm.model.cfg.gated else "up"]])
+    out = np.empty_like(gate)
+    _core.act(lm.model.cfg.act, gate, None, out)
+    found: F32 = np.quantile(np.abs(out), np.linspace(0, 1, QUANTILES)).astype(np.float32)
+    return found
 
 
 def _slots(layers: int, inputs: Mapping[tuple[int, str], _core.Input]) -> list[LayerSlots]:

@@ -65,7 +65,15 @@ RULES = (
         for b in ("tt", "statecells")
     ),
     Rule("state-pack", "event", "gives a zero mask to", "a popcount and a delta never act on one score unrefined"),
-    Rule("state-pack", "kwta", "works beside", "packed keys choose keys, winners choose channels; each has its slot"),
+    Rule(
+        "state-pack",
+        "kwta",
+        REFUSE,
+        "both choose keys",
+        "use --kwta-keys=1 or --state-pack-target=mlp",
+        lambda a, b: getattr(a, "target", "both") != "mlp" and getattr(b, "keys", 1) < 1,
+    ),
+    Rule("state-pack", "kwta", "takes keys and silent neurons from", "one chooser a place; winners choose channels"),
     Rule("state-pack", "tt", "works beside", "codes are of keys and activations, factors of weights"),
     Rule("proc", "win-attn", "has a fanout per window and head in", "the pattern must respect the windows"),
     Rule(

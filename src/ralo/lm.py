@@ -140,12 +140,10 @@ class LM:
         text, tokens = "".join(p.text for p in pieces), [p.token for p in pieces if p.token >= 0]
         return Generation(text, tokens, request.stats, request.sampler.seed)
 
-    def perplexity(self, text: str, ctx: int = 1024, tokens: int | None = None) -> Quality:
-        """Of at most `tokens` predictions, in windows of `ctx` without overlap."""
-        ids = self.encode(text)
-        return perplexity(
-            self.model, ids[: tokens + 1] if tokens else ids, min(ctx, self.model.cfg.max_context), self.kv
-        )
+    def perplexity(self, text: str, ctx: int = 1024, tokens: int | None = None, first: int = 0) -> Quality:
+        """Of at most `tokens` predictions, in windows of `ctx` without overlap, from position `first` of each on."""
+        ids, ctx = self.encode(text), min(ctx, self.model.cfg.max_context)
+        return perplexity(self.model, ids[: tokens + 1] if tokens else ids, ctx, self.kv, first=first)
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since loading."""

@@ -12,7 +12,8 @@ from ralo.model import Model
 from ralo.modes import MODES
 from ralo.modes.base import LayerSlots
 
-NAMES = {f"{mode.name}.{name}": what for mode in MODES.values() for name, what in mode.metrics.items()}
+WORDS = {mode.name: mode.metric or mode.name for mode in MODES.values()}
+NAMES = {f"{WORDS[mode.name]}.{name}": what for mode in MODES.values() for name, what in mode.metrics.items()}
 NAMES |= {f"guard.{name}": what for name, what in guard_module.METRICS.items()}
 
 
@@ -33,7 +34,7 @@ def _of(layers: list[LayerSlots]) -> dict[str, float]:
     for slots in layers:
         for occupant in slots.taken.values():
             counts.setdefault(occupant.mode, Counter()).update(MODES[occupant.mode].measure(occupant.slot))
-    return {f"{m}.{name}": float(v) for m, sums in counts.items() for name, v in MODES[m].totals(sums).items()}
+    return {f"{WORDS[m]}.{name}": float(v) for m, sums in counts.items() for name, v in MODES[m].totals(sums).items()}
 
 
 def prometheus(model: Model, guard: Guard) -> str:

@@ -24,10 +24,11 @@ def flag(
     short: str | None = None,
     metavar: str | None = None,
     name: str | None = None,
+    bare: str | None = None,
 ) -> Any:
     """A dataclass field that is also a flag `--name`, an environment variable `RALO_NAME`, and a line of help."""
     metadata = {"help": help, "choices": choices, "low": low, "high": high, "short": short, "metavar": metavar}
-    metadata["name"] = name
+    metadata |= {"name": name, "bare": bare}  # bare: what the flag means when it is given without a value
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -56,6 +57,8 @@ def add_flags(parser: argparse._ActionsContainer, *records: type[Any], prefix: s
                 *names,
                 "--" + flag_name(field, prefix),
                 default=None,
+                nargs="?" if m["bare"] else None,
+                const=m["bare"],
                 metavar=m["metavar"] or choices or field.name.upper(),
                 help=(m["help"] + shown).replace("%", "%%"),
             )

@@ -42,6 +42,8 @@ class Profile:
     places: Mapping[tuple[int, str], Place]
     seconds: Mapping[str, F32] = field(default_factory=dict)  # place -> (2, levels): share kept, time of one matvec
     winners: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)  # layer -> (tokens, F / 8): neurons that won
+    gates: Mapping[int, F32] = field(default_factory=dict)  # layer -> (Q): quantiles of |act(gate)|
+    inputs: Mapping[int, F32] = field(default_factory=dict)  # layer -> (tokens, D): a few inputs of its MLP
 
     def check(self, weights: Weights, source: object) -> None:
         fits = all(
@@ -59,6 +61,8 @@ class Profile:
                 arrays[f"layers.{layer}.{place}.{name}"] = getattr(p, name)
         arrays |= {f"seconds.{place}": a for place, a in self.seconds.items()}
         arrays |= {f"layers.{layer}.winners": a for layer, a in self.winners.items()}
+        arrays |= {f"layers.{layer}.gates": a for layer, a in self.gates.items()}
+        arrays |= {f"layers.{layer}.inputs": a for layer, a in self.inputs.items()}
         about = {"format": FORMAT, "model": self.model, "tokens": self.tokens}
         safetensors.write_file(path, arrays, {"ralo_profile": json.dumps(about)})
 
@@ -71,17 +75,21 @@ def load(path: Path) -> Profile:
         if info["format"] != FORMAT:
             raise FormatError(path, f"is a profile of format {info['format']}, this ralo reads {FORMAT}")
         parts: dict[tuple[int, str], dict[str, F32]] = {}
-        seconds, winners = {}, {}
+        seconds, winners, gates, inputs = {}, {}, {}, {}
         for name, array in tensors.items():
             head, *rest = name.split(".")
             if head == "seconds":
                 seconds[rest[0]] = array
             elif rest[1] == "winners":
                 winners[int(rest[0])] = array
+            elif rest[1] == "gates":
+                gates[int(rest[0])] = array
+            elif rest[1] == "inputs":
+                inputs[int(rest[0])] = array
             else:
                 parts.setdefault((int(rest[0]), rest[1]), {})[rest[2]] = array
         places = {key: Place(**arrays) for key, arrays in parts.items()}
-        return Profile(info["model"], info["tokens"], places, seconds, winners)
+        return Profile(info["model"], info["tokens"], places, seconds, winners, gates, inputs)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(path, "is not a profile; make one with ralo calibrate") from error
 

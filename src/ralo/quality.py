@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,27 +33,45 @@ class Quality:
         return asdict(self)
 
 
+def spans(model: Model, tokens: Sequence[int], ctx: int, first: int = 0) -> list[tuple[int, int]]:
+    """Positions [a, b) that are measured of each window of `ctx`: from its `first` on, if it is that long."""
+    n = len(tokens) - 1
+    if not 1 <= ctx <= model.cfg.max_context:
+        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
+    if not 0 <= first < ctx:
+        raise RaloError(f"--first {first} must be from 0 to {ctx - 1}, within a window of --ctx {ctx}")
+    if n < 1:
+        raise RaloError("the text is too short: perplexity needs at least two tokens")
+    if n <= first:
+        raise RaloError(f"the text is too short: --first {first} needs at least {first + 2} tokens, it has {n + 1}")
+    return [(start + first, min(start + ctx, n)) for start in range(0, n, ctx) if start + first < n]
+
+
 def scores(
-    model: Model, tokens: Sequence[int], ctx: int, kv: str, exact: bool = True, dense: bool = False
+    model: Model, tokens: Sequence[int], ctx: int, kv: str, exact: bool = True, dense: bool = False, first: int = 0
 ) -> Iterator[tuple[int, int, F32]]:
     """Scores of the tokens after positions [a, b) (b - a, V), in windows of `ctx` that do not overlap.
 
     `exact`: as decoding predicts; else as a prompt is run, whose activations may be rounded. Modes work as they do
     while decoding, with their state: several tokens at once give what they would give one by one.
+    `first`: so many tokens of each window are its prompt, run densely; the scores are of those after it.
     """
-    if not 1 <= ctx <= model.cfg.max_context:
-        raise RaloError(f"--ctx {ctx} must be from 1 to the model's context of {model.cfg.max_context}")
-    if len(tokens) < 2:
-        raise RaloError("the text is too short: perplexity needs at least two tokens")
+    for a, b, (found,) in _along(model, tokens, ctx, kv, exact, first, (dense,)):
+        yield a, b, found
 
-    def window(start: int) -> Iterator[tuple[int, int, F32]]:
-        stop = min(start + ctx, len(tokens) - 1)
+
+def _along(
+    model: Model, tokens: Sequence[int], ctx: int, kv: str, exact: bool, first: int, paths: tuple[bool, ...]
+) -> Iterator[tuple[int, int, list[F32]]]:
+    """Scores along each path, dense or not. They share the prompt, which is run once."""
+    for start, stop in spans(model, tokens, ctx, first):
         seq = TextState.empty(model.cfg, kv)
+        if first:
+            model.prefill(tokens[start - first : start], seq, dense=True)
+        each = list(zip([seq, *(seq.clone() for _ in paths[1:])], paths, strict=True))
         for a in range(start, stop, PREFILL_CHUNK):
-            b = min(a + PREFILL_CHUNK, stop)
-            yield a, b, model.logits(model.forward(tokens[a:b], seq, stop - start, exact, dense))
-
-    return chain.from_iterable(window(start) for start in range(0, len(tokens) - 1, ctx))
+            b, length = min(a + PREFILL_CHUNK, stop), first + stop - start
+            yield a, b, [model.logits(model.forward(tokens[a:b], s, length, exact, dense)) for s, dense in each]
 
 
 def losses(
@@ -64,15 +81,15 @@ def losses(
     kv: str = "f16",
     progress: Callable[[float], None] | None = None,
     exact: bool = True,
+    first: int = 0,
 ) -> F64:
-    """Minus log probability of each token given those before it in its window of `ctx`."""
-    found = scores(model, tokens, ctx, kv, exact)
-    out = np.empty(len(tokens) - 1)
-    for a, b, logits in found:
-        out[a:b] = nll(logits, np.asarray(tokens[a + 1 : b + 1]))
+    """Minus log probability of each token after position `first` of its window of `ctx`, given those before it."""
+    end, out = spans(model, tokens, ctx, first)[-1][1], []
+    for a, b, logits in scores(model, tokens, ctx, kv, exact, first=first):
+        out.append(nll(logits, np.asarray(tokens[a + 1 : b + 1])))
         if progress:
-            progress(b / (len(tokens) - 1))
-    return out
+            progress(b / end)
+    return np.concatenate(out)
 
 
 def nll(logits: F32, targets: NDArray[np.int64]) -> F64:
@@ -101,38 +118,43 @@ def perplexity(
     kv: str = "f16",
     progress: Callable[[float], None] | None = None,
     exact: bool = True,
+    first: int = 0,
 ) -> Quality:
-    """The path that decoding takes beside dense. With no mode on they are the same by definition."""
-    n = len(tokens) - 1
+    """The path that decoding takes beside dense. With no mode on they are the same by definition.
+
+    `first`: only positions from this one of each window on are measured; what is before is a prompt, run densely.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # damaged weights overflow; the line below says so
         if not model.has_modes:
-            loss = dense = losses(model, tokens, ctx, kv, progress, exact)
+            loss = dense = losses(model, tokens, ctx, kv, progress, exact, first)
             kl, same = 0.0, 1.0
         else:
-            loss, dense, kl, same = _beside_dense(model, tokens, ctx, kv, progress, exact)
+            loss, dense, kl, same = _beside_dense(model, tokens, ctx, kv, progress, exact, first)
         ppl, dense_ppl = float(np.exp(loss.mean())), float(np.exp(dense.mean()))
     if not np.isfinite(dense_ppl):
         raise RaloError("perplexity is not a finite number: the model's weights are damaged")
     low, high = paired_interval(loss - dense)
-    return Quality(ppl, dense_ppl, _percent((loss - dense).mean()), (_percent(low), _percent(high)), kl, same, n)
+    delta, n = _percent((loss - dense).mean()), len(loss)
+    return Quality(ppl, dense_ppl, delta, (_percent(low), _percent(high)), kl, same, n)
 
 
 def _beside_dense(
-    model: Model, tokens: Sequence[int], ctx: int, kv: str, progress: Callable[[float], None] | None, exact: bool
-) -> tuple[F64, F64, float, float]:
+    model: Model, tokens: Sequence[int], ctx: int, kv: str, progress: Callable[[float], None] | None, exact: bool,
+    first: int,
+) -> tuple[F64, F64, float, float]:  # fmt: skip
     """Losses with modes and of dense, mean KL, share of positions where both prefer the same token."""
-    both = zip(scores(model, tokens, ctx, kv, exact), scores(model, tokens, ctx, kv, exact, dense=True), strict=True)
-    n = len(tokens) - 1
-    loss, dense, kl, same = np.empty(n), np.empty(n), 0.0, 0
-    for (a, b, ours), (_, _, theirs) in both:
+    end, loss, dense, kl, same = spans(model, tokens, ctx, first)[-1][1], [], [], 0.0, 0
+    for a, b, (ours, theirs) in _along(model, tokens, ctx, kv, exact, first, (False, True)):
         q, p = log_probs(ours), log_probs(theirs)
         rows, targets = np.arange(b - a), np.asarray(tokens[a + 1 : b + 1])
-        loss[a:b], dense[a:b] = -q[rows, targets], -p[rows, targets]
+        loss.append(-q[rows, targets].astype(np.float64))
+        dense.append(-p[rows, targets].astype(np.float64))
         kl += float(divergence(p, q).sum())
         same += int((q.argmax(axis=1) == p.argmax(axis=1)).sum())
         if progress:
-            progress(b / n)
-    return loss, dense, kl / n, same / n
+            progress(b / end)
+    n = sum(map(len, loss))
+    return np.concatenate(loss), np.concatenate(dense), kl / n, same / n
 
 
 def paired_interval(difference: F64, block: int = 64) -> tuple[float, float]:

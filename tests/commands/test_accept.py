@@ -55,7 +55,7 @@ def test_rows(report: tuple[int, str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--only", "kwtaa"), "--only must be of kwta, got 'kwtaa'; did you mean kwta?"),
+        (("--only", "kwtaa"), "--only must be of state-pack, kwta, got 'kwtaa'; did you mean kwta?"),
         (("--quant", "int5"), "--quant must be of f32, bf16, int8, int4, with commas, got 'int5'"),
     ],
 )

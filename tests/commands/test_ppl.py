@@ -8,18 +8,19 @@ import pytest
 from commandline import last_line, ralo, refused
 from tiny import write_hf
 
-from ralo import peer
+from ralo import KWTA, peer
 from ralo.cli import main
 from ralo.lm import load
 
 KEYS = {"ppl", "dense_ppl", "delta_ppl_pct", "ci95", "kl", "top1_agree", "tokens"}
+RUN_AS = {"model", "quant", "kv", "ctx", "first"}
 
 
 def test_table_and_json(tiny: Path, text: Path) -> None:
     done = ralo("ppl", "-m", tiny, "--text", text, "--ctx", 32, "--tokens", 100, "--json")
     assert (done.code, done.err) == (0, "")
     values = last_line(done.out)
-    assert set(values) == KEYS | {"model", "quant", "kv", "ctx"}
+    assert set(values) == KEYS | RUN_AS
     assert (values["tokens"], values["ctx"], values["quant"]) == (100, 32, "int8")
     expected = load(tiny).perplexity(text.read_text(), ctx=32, tokens=100).ppl
     assert values["ppl"] == pytest.approx(expected) and f"{expected:.4f}" in done.out
@@ -43,13 +44,30 @@ def test_the_window_and_the_precision_count(tiny: Path, text: Path, capsys: pyte
     assert len(set(found)) == len(found)
 
 
+def test_late_positions_only(tiny: Path, text: Path) -> None:
+    flags = ("--ctx", 64, "--tokens", 128, "--first", 48, "--kwta", "on", "--kwta-k", 0.3, "--json")
+    done = ralo("ppl", "-m", tiny, "--text", text, *flags)
+    assert (done.code, done.err) == (0, "")
+    values = last_line(done.out)
+    assert (values["tokens"], values["first"]) == (32, 48) and values["kl"] > 0
+    header = next(line for line in done.out.splitlines() if "ppl" in line)
+    assert header.split()[3:7] == ["ctx", "first", "tokens", "ppl"]
+    expected = load(tiny, modes=[KWTA(k=0.3)]).perplexity(text.read_text(), ctx=64, tokens=128, first=48)
+    assert values["ppl"] == pytest.approx(expected.ppl)
+
+
 def test_beside_the_peer(tiny: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llama_cpp", reason="the peer is llama-cpp-python")
     flags = ["--ctx", "32", "--tokens", "100", "--quant", "bf16", "--peer", "llama.cpp", "--json"]
     assert main(["ppl", "-m", str(tiny), "--text", str(text), *flags]) == 0
     out = capsys.readouterr().out
     values = last_line(out)
-    assert set(values) == KEYS | {"model", "quant", "kv", "ctx"} | {"peer", "peer_quant", "peer_ppl", "peer_delta_pct"}
+    assert set(values) == KEYS | RUN_AS | {
+        "peer",
+        "peer_quant",
+        "peer_ppl",
+        "peer_delta_pct",
+    }
     assert (values["peer"], values["peer_quant"]) == ("llama.cpp", "BF16")
     assert values["peer_ppl"] == pytest.approx(values["ppl"], rel=0.01) and values["peer_ppl"] != values["ppl"]
     assert values["peer_delta_pct"] == pytest.approx(100 * (values["ppl"] / values["peer_ppl"] - 1))
@@ -94,6 +112,9 @@ def test_missing_text_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFix
         (b"abcdef", ("--ctx", "129"), "--ctx 129 must be from 1 to the model's context of 128"),
         (b"abcdef", ("--ctx", "-1"), "--ctx must be a whole number from 0 to"),
         (b"abcdef", ("--ctx", "1,2"), "--ctx must be a whole number"),
+        (b"abcdef", ("--ctx", "4", "--first", "4"), "--first 4 must be from 0 to 3, within a window of --ctx 4"),
+        (b"abcdef", ("--first", "5"), "the text is too short: --first 5 needs at least 7 tokens, it has 6"),
+        (b"abcdef", ("--first", "-1"), "--first must be a whole number from 0 to"),
         (b"abcdef", ("--tokens", "many"), "--tokens must be a whole number"),
     ],
 )

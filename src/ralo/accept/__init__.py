@@ -2,7 +2,8 @@
 
 from ralo.accept.kwta import accept as accept_kwta
 from ralo.accept.rows import Acceptance, Row, Task
+from ralo.accept.statepack import accept as accept_statepack
 
-ACCEPT: dict[str, Acceptance] = {"kwta": accept_kwta}
+ACCEPT: dict[str, Acceptance] = {"state-pack": accept_statepack, "kwta": accept_kwta}
 
 __all__ = ["ACCEPT", "Row", "Task"]

@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     options = read_flags(AcceptOptions, args)
-    modes = options.only.split(",") if options.only else list(ACCEPT)
-    if bad := [m for m in modes if m not in ACCEPT]:
-        raise RaloError(f"--only must be of {', '.join(ACCEPT)}, got {bad[0]!r:.40}{nearest(bad[0], ACCEPT)}")
+    modes = [_mode(name) for name in options.only.split(",")] if options.only else list(ACCEPT)
     task = _task(options)
 
     def opened(quant: str) -> LM:
@@ -62,6 +60,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.json_line({"model": options.model, "pass": passed, "rows": [r.to_dict() for r in rows]})
     return 0 if passed else 1
+
+
+def _mode(name: str) -> str:
+    """A mode by its name, with its hyphen or without."""
+    known = {mode.replace("-", ""): mode for mode in ACCEPT}
+    if name.replace("-", "") not in known:
+        raise RaloError(f"--only must be of {', '.join(ACCEPT)}, got {name!r:.40}{nearest(name, ACCEPT)}")
+    return known[name.replace("-", "")]
 
 
 def _task(options: AcceptOptions) -> Task:

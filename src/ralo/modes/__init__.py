@@ -2,7 +2,8 @@
 
 from ralo.modes.base import Mode
 from ralo.modes.kwta import KWTA
+from ralo.modes.statepack import StatePack
 
-MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (KWTA,)}
+MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (StatePack, KWTA)}
 
-__all__ = ["KWTA", "MODES", "Mode"]
+__all__ = ["KWTA", "MODES", "Mode", "StatePack"]

@@ -68,7 +68,8 @@ class Override:
 class Mode:
     """A way to read less. A mode's docstring says: Idea, Off point, Cost, Limits."""
 
-    name: ClassVar[str]  # prefix of its flags, table of a plan, first word of its metrics
+    name: ClassVar[str]  # prefix of its flags, table of a plan
+    metric: ClassVar[str] = ""  # first word of its metrics; "" = its name
     metrics: ClassVar[Mapping[str, str]]  # name -> what it says
     where: tuple[Override, ...] = ()
 

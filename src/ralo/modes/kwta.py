@@ -97,7 +97,7 @@ class KWTA(Mode):
             settings = self.at(view.index, place)
             if not settings.enabled:
                 continue
-            if place == "up" and settings._gate_first(view):
+            if place == "up" and settings._gate_first(view) and slots.mlp is None:
                 settings._put_neurons(view, slots)
             if place != "down" or not settings._gate_decides(view):
                 settings._put_input(view, slots, place)
