@@ -76,8 +76,8 @@ def test_on_differs_from_dense_and_dense_does_not_change(directory, name):
 
 @NAMES
 def test_evaluation_is_what_decoding_gives(directory, name):
-    """Several tokens at once, with the mode's state, equal the same tokens one by one. They round differently, so that now
-    and then a sign flips and another key is chosen."""
+    """Several tokens at once, with the mode's state, equal the same tokens one by one. They round differently, so that
+    now and then a sign flips and another key is chosen."""
     lm = named(directory, name)
     off = np.abs(losses(lm.model, TOKENS, 220, lm.kv) - nll(decoded(lm), np.asarray(TOKENS[1:])))
     assert (off > 2e-3).mean() < 0.05 and off.mean() < 5e-4
@@ -208,3 +208,12 @@ def test_wrong_settings_on_the_command_line(directory):
     done = command("run", "--model", directory, "--state-pack-eps=x", "--prompt", "hello")
     assert (done.code, done.out) == (2, "") and done.err.count("\n") == 1
     assert "--state-pack-eps must be auto or a number from 0 on, got 'x'" in done.err
+
+
+def test_busy_neurons_are_left_alone(directory):
+    """Nearly all are active: dense bit for bit, and looked at once in 256 tokens."""
+    lm = opened(directory, StatePack(target="mlp", eps="1e-4"))
+    assert np.array_equal(decoded(lm), decoded(opened(directory)))
+    counts = [slots.mlp.counts() for slots in lm.model.slots]
+    assert all(c["packed"] == 0 and c["neurons"] == lm.model.cfg.d_ff for c in counts)
+    assert lm.metrics()["pack.enabled"] == 0 and lm.metrics()["pack.density"] > 0.9

@@ -7,97 +7,24 @@
 #include <thread>
 #include <utility>
 
-#include "modes/pack_keys.h"
+#include "modes/pack_scan.h"
 #include "pool.h"
 
+namespace scanning {
 namespace {
 
-constexpr size_t kScanBlocks = 64;                                  // of one task
+constexpr size_t kRuns = 4, kLeastRun = 32, kMostRun = 128;         // of a head, and blocks of each: tasks of a scan
 constexpr size_t kLeastSample = 16, kMostSample = 32, kEvery = 32;  // groups, and of how many one is taken
-constexpr float kMore = 1.2f;     // keys are looked for than are wanted: the sample may mislead
-constexpr size_t kAtLeast = 3;    // of the sample above the bound
-constexpr size_t kAhead = 2;      // heads
-constexpr float kShift = 1024.f;  // makes importances positive, as select_top takes them
-
-// Guesses for a few groups of keys, spread over the text: each stands for `each` others.
-struct Sample {
-  float *scores, *importance;  // (g, count), (count)
-  size_t count;
-  float each;  // logarithm
-};
-
-// The token's work at one kv head. Buffers belong to Scan.
-struct Head {
-  size_t index;
-  uint64_t* planes;
-  float *q, *factor, *offset, *blocks, *norm;
-  Sample sample;
-  float bound;
-  float* scores;                 // (g, stride): of the keys that are read, exact
-  uint32_t* list;                // (stride): those keys
-  size_t fixed;                  // of them, the first and the last keys of the text
-  size_t count = 0, values = 0;  // keys read, and of them the first so many values
-};
-
-// What runs of a scan found.
-struct Found {
-  uint32_t* at;
-  float* importance;
-  size_t count;
-};
-
-// The importance from which on keys are read, and of those that have just it the share that is not.
-struct Least {
-  float importance;
-  double left;
-};
-
-struct Scan {
-  const PackRule& rule;
-  const PackCall& call;
-  const KeyCodes& codes;
-  const Cache& c;
-  const KeyKernels kernel;
-  const Span span;
-  const size_t g, ep, words;
-  const size_t from, b0, b1;  // keys from `from` on in blocks [b0, b1) are guessed; those after are read anyway
-  const size_t groups, sampled;
-  const size_t runs, wanted;
-  const size_t stride;  // room for the keys that are read
-  std::vector<Head> heads;
-  std::vector<Found> found;  // (heads, runs)
-
-  Scan(const PackRule& r, const PackCall& one, const KeyCodes& k);
-  size_t sinks() const { return rule.keys.sinks_end(span) - span.low; }
-  size_t tail() const { return b1 * kCodeKeys; }  // the keys from here on are read
-  size_t guessed() const { return tail() - from; }
-  size_t sample_group(size_t i) const { return b0 * kCodeStep + i * groups / sampled; }
-  CodeQuery query(const Head& h) const { return {rule.form, h.planes, h.factor, h.offset, h.blocks, b1, g}; }
-  Codes packed(const Head& h) const { return codes.heads[h.index].codes(words); }
-  Keys keys(const Head& h) const { return c.keys(h.index); }
-
-  void allocate();
-  void ask(const Head& h) const;
-  void prepare(Head& h) const;
-  void read_fixed(Head& h) const;
-  void sample(Head& h) const;
-  void find_bound(Head& h) const;
-  void scan(size_t task);
-  void finish(Head& h) const;
-  Found gather(const Head& h) const;
-  Least choose(Head& h, const Found& all) const;
-  void mix(const Head& h) const;
-  void rest_of(const Head& h, const Least& least, float* logs) const;
-  void enough(Head& h, float* logs) const;
-  void reorder(Head& h, const uint32_t* order, size_t kept, float* logs) const;
-  void rest_part(const Head& h, const float* logs, float* part) const;
-  void exact(const Head& h, float* out) const;
-};
+constexpr float kMore = 1.2f;   // keys are looked for than are wanted: the sample may mislead
+constexpr size_t kAtLeast = 3;  // of the sample above the bound
+constexpr size_t kAhead = 2;    // heads
 
 size_t tail_block(const PackRule& rule, const Span& s) {
   const size_t before = s.size() > rule.keys.recent ? s.end - rule.keys.recent : s.low;
   return before / kCodeKeys;
 }
+
+}  // namespace
 
 Scan::Scan(const PackRule& r, const PackCall& one, const KeyCodes& k)
     : rule(r),
@@ -114,7 +41,8 @@ Scan::Scan(const PackRule& r, const PackCall& one, const KeyCodes& k)
       b1(tail_block(rule, span)),
       groups((b1 - b0) * kCodeStep),
       sampled(std::min(groups, std::clamp(groups / kEvery, kLeastSample, kMostSample))),
-      runs((b1 - b0 + kScanBlocks - 1) / kScanBlocks),
+      run_blocks(std::clamp((b1 - b0 + kRuns - 1) / kRuns, kLeastRun, kMostRun)),
+      runs((b1 - b0 + run_blocks - 1) / run_blocks),
       wanted(rule.keys.wanted(span)),
       stride(span.end - tail() + sinks() + std::min(wanted, guessed())),
       heads(c.heads),
@@ -127,7 +55,7 @@ void Scan::allocate() {
   static thread_local Buffer<uint64_t> bits;
   static thread_local Buffer<float> numbers, importances;
   static thread_local Buffer<uint32_t> lists, places;
-  const size_t per_run = kScanBlocks * kCodeKeys + kCodeGroup, planes = g * rule.form.planes() * words;
+  const size_t per_run = run_blocks * kCodeKeys + kCodeGroup, planes = g * rule.form.planes() * words;
   const size_t sample_keys = sampled * kCodeGroup, each = g * (ep + 3 + b1 + stride + sample_keys) + sample_keys;
   uint64_t* p = bits.get(c.heads * planes);
   float *f = numbers.get(c.heads * each), *important = importances.get(found.size() * per_run);
@@ -200,6 +128,8 @@ void Scan::ask(const Head& h) const {
     for (size_t w = 0; w < words * kCodeGroup; w += 8) __builtin_prefetch(bits + w, 0, 2);
     __builtin_prefetch(c.scales + sample_group(i) * kCodeGroup, 0, 2);
   }
+  const uint16_t* means = codes.heads[h.index].means.data();
+  for (size_t i = 0; i < b1 * ep; i += 32) __builtin_prefetch(means + i, 0, 2);
 }
 
 void Scan::prepare(Head& h) const {
@@ -223,159 +153,10 @@ void Scan::prepare(Head& h) const {
 
 void Scan::scan(size_t task) {
   const Head& h = heads[task / runs];
-  const size_t first = b0 + task % runs * kScanBlocks, last = std::min(first + kScanBlocks, b1);
+  const size_t first = b0 + task % runs * run_blocks, last = std::min(first + run_blocks, b1);
   Found& f = found[task];
   f.count = kernels().code_scan(rule.popcount, packed(h), query(h), h.bound, from, first, last,
                                 {f.at, f.importance, keys(h), ep * c.element()});
-}
-
-// What all runs of a head found, in one place.
-Found Scan::gather(const Head& h) const {
-  static thread_local Buffer<uint32_t> places;
-  static thread_local Buffer<float> importances;
-  const Found *first = &found[h.index * runs], *last = first + runs;
-  size_t room = 1;
-  for (const Found* run = first; run < last; ++run) room += run->count;
-  Found all{places.get(room), importances.get(room), 0};
-  for (const Found* run = first; run < last; ++run) {
-    std::memcpy(all.at + all.count, run->at, run->count * sizeof(uint32_t));
-    std::memcpy(all.importance + all.count, run->importance, run->count * sizeof(float));
-    all.count += run->count;
-  }
-  return all;
-}
-
-// Lists the most important of the keys found, as many as are wanted.
-Least Scan::choose(Head& h, const Found& all) const {
-  static thread_local Buffer<float> shifted;
-  static thread_local Buffer<uint32_t> scratch, winners;
-  uint32_t* list = h.list + h.fixed;
-  h.count = h.fixed + std::min(all.count, wanted);
-  if (all.count <= wanted) {
-    std::memcpy(list, all.at, all.count * sizeof(uint32_t));
-    return {h.bound, 0};
-  }
-  float *positive = shifted.get(all.count), least = INFINITY;
-  for (size_t i = 0; i < all.count; ++i) positive[i] = std::max(all.importance[i] + kShift, 0.f);
-  uint32_t* won = winners.get(all.count);
-  const float guess = std::max(h.bound + kShift, 1.f);
-  const size_t n = kernels().select_near(positive, nullptr, all.count, wanted, guess, scratch.get(all.count), won);
-  h.count = h.fixed + n;
-  for (size_t i = 0; i < n; ++i) list[i] = all.at[won[i]], least = std::min(least, all.importance[won[i]]);
-  double equal = 0, read = 0;
-  for (size_t i = 0; i < all.count; ++i) equal += all.importance[i] == least;
-  for (size_t i = 0; i < n; ++i) read += all.importance[won[i]] == least;
-  return {least, 1 - read / equal};
-}
-
-// The document's forms may take a part of a score from the guess.
-void Scan::mix(const Head& h) const {
-  static thread_local Buffer<float> guesses;
-  float* of_group = guesses.get(g * kCodeGroup);
-  for (size_t i = h.fixed; i < h.count; ++i) {
-    const size_t block = h.list[i] / kCodeKeys, key = h.list[i] % kCodeKeys;
-    kernels().code_guess(rule.popcount, packed(h), query(h), block * kCodeStep + key % kCodeStep, of_group, kCodeGroup);
-    for (size_t k = 0; k < g; ++k) {
-      float& score = h.scores[k * stride + i];
-      score = rule.mix * score + (1 - rule.mix) * (of_group[k * kCodeGroup + key / kCodeStep] + h.norm[k]);
-    }
-  }
-}
-
-// Logarithms of the weight of the keys that are not read (g): the sample's, less those that were important enough.
-void Scan::rest_of(const Head& h, const Least& least, float* logs) const {
-  static thread_local Buffer<float> left;
-  const Sample& s = h.sample;
-  float* others = left.get(s.count);
-  const float part = static_cast<float>(std::log(least.left));  // of keys that are as important as the last one read
-  for (size_t k = 0; k < g; ++k) {
-    for (size_t i = 0; i < s.count; ++i) {
-      const float left_of = s.importance[i] < least.importance   ? 0.f
-                            : s.importance[i] > least.importance ? -INFINITY
-                                                                 : part;
-      others[i] = s.scores[k * s.count + i] + left_of;
-    }
-    logs[k] = kernels().log_mass(others, s.count) + s.each;
-  }
-}
-
-// Reads fewer values: those of the keys that hold a share p of every head's weight. The others join the rest.
-void Scan::enough(Head& h, float* logs) const {
-  static thread_local Buffer<float> weights;
-  static thread_local Buffer<uint32_t> ranks;
-  const size_t n = h.count;
-  float *w = weights.get(g * n), *held = logs;
-  uint32_t* order = ranks.get(n);
-  std::vector<double> total(g), so_far(g, 0);
-  for (size_t k = 0; k < g; ++k) {
-    const float high = std::max(kernels().log_mass(h.scores + k * stride, n), held[k]);
-    for (size_t i = 0; i < n; ++i) w[k * n + i] = std::exp(h.scores[k * stride + i] - high), total[k] += w[k * n + i];
-    total[k] += std::exp(held[k] - high);
-    for (size_t i = 0; i < n; ++i) w[k * n + i] /= static_cast<float>(total[k]);
-    for (size_t i = 0; i < h.fixed; ++i) so_far[k] += w[k * n + i];
-  }
-  const auto weight = [&](uint32_t i) {
-    float most = 0;
-    for (size_t k = 0; k < g; ++k) most = std::max(most, w[k * n + i]);
-    return most;
-  };
-  for (size_t i = 0; i < n; ++i) order[i] = static_cast<uint32_t>(i);
-  std::stable_sort(order + h.fixed, order + n, [&](uint32_t a, uint32_t b) { return weight(a) > weight(b); });
-  const auto lacks = [&] {
-    for (size_t k = 0; k < g; ++k)
-      if (so_far[k] < static_cast<double>(rule.p)) return true;
-    return false;
-  };
-  size_t kept = h.fixed;
-  for (; kept < n && lacks(); ++kept)
-    for (size_t k = 0; k < g; ++k) so_far[k] += w[k * n + order[kept]];
-  reorder(h, order, kept, logs);
-}
-
-// Keys in this order, of which the first `kept` stay; the weight of the others joins the rest.
-void Scan::reorder(Head& h, const uint32_t* order, size_t kept, float* logs) const {
-  static thread_local Buffer<float> moved;
-  static thread_local Buffer<uint32_t> places;
-  const size_t n = h.count;
-  float* scores = moved.get(n);
-  uint32_t* list = places.get(n);
-  for (size_t k = 0; k < g; ++k) {
-    float* of_head = h.scores + k * stride;
-    for (size_t i = 0; i < n; ++i) scores[i] = of_head[order[i]];
-    std::memcpy(of_head, scores, n * sizeof(float));
-    const float both[] = {logs[k], kernels().log_mass(of_head + kept, n - kept)};
-    logs[k] = kernels().log_mass(both, 2);
-  }
-  for (size_t i = 0; i < n; ++i) list[i] = h.list[order[i]];
-  std::memcpy(h.list, list, n * sizeof(uint32_t));
-  h.values = kept;
-}
-
-void Scan::finish(Head& h) const {
-  static thread_local Buffer<float> parts, rest;
-  float *logs = rest.get(g), *two = parts.get(2 * part_size(g, ep));
-  const Least least = choose(h, gather(h));
-  kernel.scores(keys(h), h.q, g, {h.list + h.fixed, 0, h.count - h.fixed}, h.scores + h.fixed, stride);
-  if (rule.mix < 1) mix(h);
-  rest_of(h, least, logs);
-  h.values = h.count;
-  if (rule.p > 0) enough(h, logs);
-  kernel.attend(keys(h), h.scores, stride, g, {h.list, 0, h.values}, two);
-  if (rule.rest) rest_part(h, logs, two + part_size(g, ep));
-  kernels().attend_merge(two, rule.rest ? 2 : 1, g, ep, call.out + h.index * g * call.e, call.e);
-}
-
-// The keys that are not read as one more part: their weight, and the mean of the values.
-void Scan::rest_part(const Head& h, const float* logs, float* part) const {
-  const float *sums = codes.heads[h.index].values.data() + (b1 - 1) * ep,
-              *before = b0 ? sums - (b1 - b0) * ep : nullptr;
-  const float each = 1.f / static_cast<float>((b1 - b0) * kCodeKeys);
-  for (size_t k = 0; k < g; ++k) {
-    const bool any = logs[k] > -INFINITY;
-    part[k] = logs[k], part[g + k] = any ? 1.f : 0.f;
-    for (size_t e = 0; e < ep; ++e)
-      part[2 * g + k * ep + e] = any ? each * (sums[e] - (before ? before[e] : 0.f)) : 0.f;
-  }
 }
 
 // A head that was switched off: all keys, as without the mode.
@@ -391,6 +172,8 @@ void Scan::exact(const Head& h, float* out) const {
   ::attend(one, call.q + h.index * g * call.e, 0, 1, g, call.e, call.position, call.window, call.scale, out,
            Many::floats);
 }
+
+namespace {
 
 // The heads' work in one parallel region. Tasks are claimed in order, so what a task waits for has been claimed before
 // it and will be done; the order is such that it mostly is done already.
@@ -441,13 +224,14 @@ class Line {
 };
 
 }  // namespace
+}  // namespace scanning
 
 void attend_packed(const PackRule& rule, const PackCall& call, const KeyCodes& codes, const std::vector<bool>& off,
                    std::vector<Chosen>& chosen) {
-  Scan scan(rule, call, codes);
-  Line(scan, off).run();
+  scanning::Scan scan(rule, call, codes);
+  scanning::Line(scan, off).run();
   for (size_t i = 0; i < scan.heads.size(); ++i) {
-    const Head& h = scan.heads[i];
+    const scanning::Head& h = scan.heads[i];
     if (off[i])
       chosen[i] = {nullptr, scan.span.size(), scan.span.size(), 0}, scan.exact(h, call.out + i * scan.g * call.e);
     else

@@ -10,8 +10,12 @@
 
 Densities::Choice Densities::choice(size_t position, double most) const {
   const size_t start = position / kWindow * kWindow, end = std::min(position + 1, active.size());
-  size_t first = start;
-  while (first < end && active[first] == kUnknown) ++first;
+  const auto measured = [&](size_t from) {
+    while (from < end && active[from] == kUnknown) ++from;
+    return from;
+  };
+  const size_t early = measured(position / kLong * kLong), first = measured(std::max(start, early));
+  if (early < end && active[early] > kHopeless * most) return Choice::dense;
   if (first >= end) return Choice::open;
   double sum = active[first], n = 1;
   for (size_t i = start < kWindow ? 0 : start - kWindow; i < start; ++i)

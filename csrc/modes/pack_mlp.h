@@ -11,6 +11,8 @@
 struct Densities : State {
   static constexpr uint32_t kUnknown = ~0u;  // the token ran dense and was not measured
   static constexpr size_t kWindow = 64;      // positions that share a decision
+  static constexpr size_t kLong = 256;       // positions that share it where a token had far too many
+  static constexpr double kHopeless = 2;     // times as many as may be
   enum class Choice { open, packed, dense };
 
   std::vector<uint32_t> active;  // by position
