@@ -14,7 +14,7 @@ namespace scanning {
 namespace {
 
 constexpr size_t kRuns = 4, kLeastRun = 32, kMostRun = 128;         // of a head, and blocks of each: tasks of a scan
-constexpr size_t kLeastSample = 16, kMostSample = 32, kEvery = 32;  // groups, and of how many one is taken
+constexpr size_t kLeastSample = 16, kMostSample = 24, kEvery = 32;  // groups, and of how many one is taken
 constexpr float kMore = 1.2f;   // keys are looked for than are wanted: the sample may mislead
 constexpr size_t kAtLeast = 3;  // of the sample above the bound
 constexpr size_t kAhead = 2;    // heads
