@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from ralo import _core
+from ralo.accept.attention import packed_beside_exact
 from ralo.bench import STREAM_WORDS, stream_gb_s
 from ralo.cpu import default_threads
 from ralo.memory import Arena
@@ -52,6 +53,13 @@ def main() -> None:
             share = statistics.median(read / t / 1e9 / s for t, s in rounds)
             shape = f"{kind:>5} {heads} x {group} x {width:<4} {args.keys} keys"
             print(f"{shape} {took * 1e6:8.1f} us {read / took / 1e9:6.1f} GB/s {share:6.0%} of the stream", flush=True)
+    for heads, group, width in SHAPES:
+        for way in _core.popcounts():
+            t = packed_beside_exact((heads, group, width), args.keys, args.rounds, way)
+            shape = f"  f16 {heads} x {group} x {width:<4} {args.keys} keys"
+            print(
+                f"{shape} {t.packed * 1e6:8.1f} us packed, counted by {way}: {t.ratio:.2f} of exact's speed", flush=True
+            )
 
 
 if __name__ == "__main__":

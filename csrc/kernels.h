@@ -111,6 +111,8 @@ enum class Popcount { vpopcntdq, popcnt, lut, kernighan };
 constexpr size_t kMostPlanes = 4;
 constexpr size_t kWidestCode = 1024;  // of a head that is coded
 constexpr size_t kCodeKeys = 64, kCodeGroup = 16, kCodeStep = kCodeKeys / kCodeGroup;
+// The first key of a group; the others follow kCodeStep apart.
+constexpr size_t first_of(size_t group) { return group / kCodeStep * kCodeKeys + group % kCodeStep; }
 // signs: of the key less its block's mean, rotated, and one scale; ternary: two bitmaps of the same, above and below
 // eps. The document's forms, of the key as it is: overlap, one bitmap of |x| > eps; difference, two, pos - neg.
 enum class Code { signs, ternary, overlap, difference };

@@ -11,7 +11,7 @@
 namespace {
 const char* const kPopcounts[] = {"vpopcntdq", "popcnt", "lut", "kernighan"};  // as in enum Popcount
 
-// A table in a register beats an instruction for one word (benches/statepack.py); in memory it does not.
+// A table in a register beats an instruction for one word (benches/attention.py); in memory it does not.
 std::vector<std::string> popcounts() {
   const bool registers = std::string(level()) != "base";
   std::vector<std::string> out;

@@ -86,7 +86,7 @@ void ask(const void* rows, size_t bytes, size_t at) {
 
 // Keys of a group before position `from`: a bit each.
 uint32_t before(size_t group, size_t from) {
-  const size_t first = group / kCodeStep * kCodeKeys + group % kCodeStep;
+  const size_t first = first_of(group);
   uint32_t bits = 0;
   for (size_t i = 0; i < kCodeGroup; ++i) bits |= static_cast<uint32_t>(first + i * kCodeStep < from) << i;
   return bits;
@@ -95,7 +95,7 @@ uint32_t before(size_t group, size_t from) {
 // Adds the keys of a group that a bit in `hit` stands for. Without a branch where the level can: how many there are is
 // as good as random.
 size_t list_hits(uint32_t hit, size_t group, const float* importance, const CodeHits& hits, size_t count) {
-  const size_t first = group / kCodeStep * kCodeKeys + group % kCodeStep;
+  const size_t first = first_of(group);
 #ifdef __AVX512F__
   const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i at = _mm512_add_epi32(_mm512_slli_epi32(steps, 2), _mm512_set1_epi32(static_cast<int>(first)));

@@ -100,8 +100,8 @@ void find_eps(const CodeForm& form, size_t dims, size_t ep, const float* x, floa
   for (size_t t = 0; t < kCodeKeys; ++t) eps[t] = -form.eps * std::sqrt(s.square[t] / spread(form, ep));
 }
 
-// What a count of bits is multiplied with: for signs |x|^2 / sum|x|, which makes the guess unbiased, else the mean |x|
-// of the active ones. The document's forms smooth it from key to key and cap its jumps.
+// What a count of bits is multiplied with: for signs |x|^2 / sum|x|, which is right on average beside a query of many
+// bits, else the mean |x| of the active ones. The document's forms smooth it from key to key and cap its jumps.
 void put_scales(const CodeForm& form, const Sums& s, float before, uint16_t* scales) {
   for (size_t t = 0; t < kCodeKeys; ++t) {
     const float over = form.code == Code::signs ? s.magnitude[t] : s.active[t];
@@ -156,7 +156,7 @@ struct QueryCode {
   uint64_t* planes;
   float *factor, *offset;
 
-  size_t chunks() const { return (ep + 63) / 64; }  // as keys have them, though x may be cut short
+  size_t chunks() const { return dims / 64; }
   uint64_t* plane(size_t p) const { return planes + p * form.bitmaps() * chunks(); }
 
   // Odd numbers, a plane per bit, whose bits stand for +1 and -1: q . signs of a key = half a step * sum over planes of

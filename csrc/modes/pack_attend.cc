@@ -86,7 +86,7 @@ void Scan::read_fixed(Head& h) const {
 void Scan::sample(Head& h) const {
   Sample& s = h.sample;
   for (size_t i = 0; i < sampled; ++i) {
-    const size_t group = sample_group(i), first = group / kCodeStep * kCodeKeys + group % kCodeStep;
+    const size_t group = sample_group(i), first = first_of(group);
     kernels().code_guess(rule.popcount, packed(h), query(h), group, s.scores + i * kCodeGroup, s.count);
     for (size_t j = 0; first < from && j < kCodeGroup; ++j)
       for (size_t k = 0; k < g && first + j * kCodeStep < from; ++k)
@@ -135,9 +135,7 @@ void Scan::ask(const Head& h) const {
 void Scan::prepare(Head& h) const {
   if (h.index < kAhead) ask(h);
   if (h.index + kAhead < heads.size()) ask(heads[h.index + kAhead]);
-  const float* from_q = call.q + h.index * g * call.e;
-  for (size_t k = 0; k < g; ++k)
-    for (size_t e = 0; e < ep; ++e) h.q[k * ep + e] = e < call.e ? from_q[k * call.e + e] * call.scale : 0.f;
+  call.load(h.index, h.q);
   kernels().code_query(h.q, g, ep, call.scale, rule.form, h.planes, h.factor, h.offset);
   if (rule.form.centred())
     kernels().key_scores_f16({codes.heads[h.index].means.data(), nullptr, nullptr, nullptr, ep}, h.q, g,

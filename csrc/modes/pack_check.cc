@@ -15,10 +15,7 @@ void look(const PackCall& call, size_t head, const Chosen& chosen, PackKeysCount
   const Span s = call.span();
   const size_t g = call.g(), n = s.size();
   float *q = queries.get(g * c.ep), *scores = all.get(g * n), *importance = weights.get(n);
-  for (size_t i = 0; i < g * c.ep; ++i) {
-    const size_t e = i % c.ep;
-    q[i] = e < call.e ? call.q[(head * g + i / c.ep) * call.e + e] * call.scale : 0.f;
-  }
+  call.load(head, q);
   key_kernels(c.kind).scores(c.keys(head), q, g, {nullptr, s.low, n}, scores, n);
   double mass = 0;
   std::fill(importance, importance + n, 0.f);

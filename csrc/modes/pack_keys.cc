@@ -18,6 +18,11 @@ std::vector<bool> heads_off(const KeyCodes& codes, size_t heads, float limit) {
 
 }  // namespace
 
+void PackCall::load(size_t head, float* to) const {
+  for (size_t k = 0; k < g(); ++k)
+    for (size_t i = 0; i < c.ep; ++i) to[k * c.ep + i] = i < e ? q[(head * g() + k) * e + i] * scale : 0.f;
+}
+
 // Codes of another form that an earlier plan left there are forgotten.
 KeyCodes& PackKeys::state_of(const Pass& pass) const {
   KeyCodes& codes = state<KeyCodes>(pass, kAttend);

@@ -39,6 +39,7 @@ struct PackCall {
   float* out;  // (heads, e)
   size_t g() const { return heads / c.heads; }
   Span span() const { return span_of(position, window); }
+  void load(size_t head, float* to) const;  // the queries of a kv head, scaled and padded: (g, ep)
 };
 
 // The keys that were read for one kv head.

@@ -10,7 +10,7 @@ import numpy as np
 
 from ralo import _core
 from ralo.memory import Arena
-from ralo.modes.statepack import counts_by
+from ralo.modes.statepack import StatePack, counts_by
 
 OUT_OF_CACHE = 128 << 20  # bytes of keys and values: layers enough that none finds its own still there
 SHAPES = ((5, 2, 64), (8, 4, 128))  # kv heads, query heads of each, width: base's, and an 8 B model's
@@ -25,13 +25,13 @@ class Timing:
     ratio: float
 
 
-def packed_beside_exact(shape: tuple[int, int, int], keys: int, rounds: int, chosen: int = 384) -> Timing:
+def packed_beside_exact(shape: tuple[int, int, int], keys: int, rounds: int, popcnt: str = "auto") -> Timing:
     heads, group, width = shape
     rng = np.random.default_rng(0)
     layers = 1 + OUT_OF_CACHE // (4 * heads * keys * width)
     caches = [_cache(heads, keys, width, rng) for _ in range(layers)]
     queries = rng.standard_normal((rounds + 1, 1, heads * group * width), dtype=np.float32)
-    slots = [_core.PackKeys(popcount=counts_by("auto"), keep_abs=chosen) for _ in caches]
+    slots = [_core.PackKeys(popcount=counts_by(popcnt), keep_abs=round(StatePack().keys)) for _ in caches]
     states, out = [_core.LayerState() for _ in caches], np.empty_like(queries[0])
     past, scale = keys - 20, width**-0.5  # not at the end of a block, whose keys would be coded every time
 

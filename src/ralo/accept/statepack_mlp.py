@@ -14,7 +14,8 @@ from ralo.compose import compose
 from ralo.lm import LM
 from ralo.model import Dense
 from ralo.modes import StatePack
-from ralo.modes.statepack import ZEROS, counts_by
+from ralo.modes.base import ZEROS
+from ralo.modes.statepack import counts_by
 from ralo.quality import perplexity
 
 FASTER, ANY = {"mini": 1.25}, 1.10  # of models by name, and what the document asks of any

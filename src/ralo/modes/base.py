@@ -14,6 +14,8 @@ from ralo.profile import Profile
 from ralo.weights import PLACES, LayerWeights
 
 MOST_LAYERS = 1 << 16  # of any model; a longer range is a slip of the pen
+SWITCH = ("on", "off")
+ZEROS = ("relu", "relu2")  # activations that are often exactly zero: skipping those costs nothing
 TARGETS = {"mlp": ("up", "down"), "attn": ("qkv", "o"), "both": tuple(PLACES)}
 
 

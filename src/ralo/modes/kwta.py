@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.errors import RaloError
 from ralo.matrix import Matrix
-from ralo.modes.base import TARGETS, LayerSlots, LayerView, Mode
+from ralo.modes.base import SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode
 from ralo.modes.share import Key, plain_share, shares
 from ralo.options import flag
 
 F32 = NDArray[np.float32]
-SWITCH = ("on", "off")
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
-ZEROS = ("relu", "relu2")  # activations that are often exactly zero: skipping those costs nothing
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 SINKS, RECENT = 4, 32  # keys that are always kept: the first and the last ones
 

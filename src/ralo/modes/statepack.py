@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.errors import RaloError
-from ralo.modes.base import LayerSlots, LayerView, Mode
+from ralo.modes.base import SWITCH, ZEROS, LayerSlots, LayerView, Mode
 from ralo.options import flag
 
 F32 = NDArray[np.float32]
@@ -27,12 +27,10 @@ U64 = NDArray[np.uint64]
 Rows = tuple[NDArray[np.uint8], NDArray[np.uint16] | None]  # of neurons, and their scales
 KINDS = ("binary", "ternary", "none")
 POPCOUNTS = ("kernighan", "lut", "popcnt", "vpopcntdq")
-SWITCH = ("on", "off")
 # Times the root mean square of a key, where eps is auto: leaves .3 of the bits of a key, .1 in the document's forms.
 KEY_EPS = {"best": -1.04, "seed": -1.64}
 CODES = {("best", "binary"): "signs", ("best", "ternary"): "ternary"}
 CODES |= {("seed", "binary"): "overlap", ("seed", "ternary"): "difference"}
-ZEROS = ("relu", "relu2")  # activations that are often exactly zero: skipping those costs nothing
 DROPPED = 1e-3  # of the energy of other activations, which auto may drop
 RECALL = 0.995  # of open gates, that a guess is to find
 TURN = 11  # tokens by which the checks of one layer come after those of the layer before
@@ -144,9 +142,8 @@ class StatePack(Mode):
         gates = view.profile.gates.get(view.index) if view.profile else None
         if gates is None:
             return None
-        below = np.cumsum(np.square(gates, dtype=np.float64)) <= DROPPED * float(
-            np.square(gates, dtype=np.float64).sum()
-        )
+        energy = np.cumsum(np.square(gates, dtype=np.float64))
+        below = energy <= DROPPED * energy[-1]
         return float(gates[below.sum() - 1]) if below.any() and 1 - below.mean() < self.rho else None
 
     def _guess(self, view: LayerView, gate: Rows | None) -> _core.GateGuess:
@@ -181,7 +178,7 @@ class StatePack(Mode):
         units, active = ("neurons", "active") if counts.get("neurons") else ("keys", "kept")
         return {
             "enabled": ratio("packed", "heads"),
-            "mode": ratio("mode", "slots"),
+            "mode": ratio("mode", "slots") or float("neurons" in counts),  # an MLP has one bitmap
             "density": ratio(active, units),
             "active": counts.get(active, 0),
             "popcnt": ratio("popcnt", "slots"),
