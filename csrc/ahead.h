@@ -5,7 +5,7 @@
 
 namespace ISA {
 
-inline size_t upto(size_t n, size_t most) { return n < most ? n : most; }
+constexpr size_t upto(size_t n, size_t most) { return n < most ? n : most; }
 
 // Which input channel is the i-th: every one, or those of a list.
 struct All {

@@ -8,35 +8,59 @@
 
 namespace {
 
-auto keys_kernel(Kv kind) {
-  const Kernels& k = kernels();
-  return kind == Kv::f32 ? k.attend_keys_f32 : kind == Kv::f16 ? k.attend_keys_f16 : k.attend_keys_int8;
-}
 auto tile_kernel(Kv kind, Many many) {
   const Kernels& k = kernels();
   if (many == Many::rounded && kind != Kv::f32) return kind == Kv::f16 ? k.attend_words_f16 : k.attend_words_int8;
   return kind == Kv::f32 ? k.attend_tile_f32 : kind == Kv::f16 ? k.attend_tile_f16 : k.attend_tile_int8;
 }
 
-size_t decode(const Cache& c, const float* q, size_t heads, size_t e, size_t past, size_t window, float scale,
-              float* out) {
-  const size_t g = heads / c.heads, n = past + 1, low = window && n > window ? n - window : 0;
-  const size_t runs = (n - low + kRun - 1) / kRun, size = part_size(g, c.ep);
+// Some of the heads of a partial result, as one of their own.
+void take_heads(const float* part, size_t all, size_t first, size_t g, size_t ep, float* to) {
+  std::copy_n(part + first, g, to);
+  std::copy_n(part + all + first, g, to + g);
+  std::copy_n(part + 2 * all + first * ep, g * ep, to + 2 * g);
+}
+
+// One token, or a few that give what each gives alone: runs of keys that all of them see whole are read once for all.
+size_t decode(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
+              size_t window, float scale, float* out) {
+  const size_t g = heads / c.heads, n = past + tokens, low = window && n > window ? n - window : 0;
+  const size_t runs = (n - low + kRun - 1) / kRun, size = part_size(g, c.ep), all = tokens * g;
+  const size_t shared = tokens > 1 ? (past + 1 - low) / kRun : 0;
   static thread_local Buffer<float> queries, partial;
-  float *padded = queries.get(heads * c.ep), *parts = partial.get(c.heads * runs * size);
-  for (size_t h = 0; h < heads; ++h)
-    for (size_t i = 0; i < c.ep; ++i) padded[h * c.ep + i] = i < e ? q[h * e + i] * scale : 0.f;
+  float *padded = queries.get(tokens * heads * c.ep), *parts = partial.get(c.heads * tokens * runs * size);
+  for (size_t i = 0; i < tokens * heads; ++i) {
+    const size_t head = i / all, t = i % all / g;
+    const float* from = q + t * stride + (head * g + i % g) * e;
+    for (size_t k = 0; k < c.ep; ++k) padded[i * c.ep + k] = k < e ? from[k] * scale : 0.f;
+  }
   const auto kernel = keys_kernel(c.kind);
-  auto run = [&](size_t task, size_t) {
-    const size_t head = task / runs, t0 = low + task % runs * kRun, t1 = std::min(t0 + kRun, n);
-    kernel(c.keys(head), padded + head * g * c.ep, g, t0, t1, parts + task * size);
+  const auto part = [&](size_t head, size_t t, size_t run) {
+    return parts + ((head * tokens + t) * runs + run) * size;
+  };
+  const size_t each = shared + tokens * (runs - shared);  // tasks of a head
+  auto run = [&](size_t task, size_t thread) {
+    const size_t head = task / each, i = task % each;
+    const float* of_head = padded + head * all * c.ep;
+    if (i < shared) {
+      float* together = scratch(thread, part_size(all, c.ep));
+      kernel(c.keys(head), of_head, all, low + i * kRun, low + (i + 1) * kRun, together);
+      for (size_t t = 0; t < tokens; ++t) take_heads(together, all, t * g, g, c.ep, part(head, t, i));
+      return;
+    }
+    const size_t t = (i - shared) % tokens, r = shared + (i - shared) / tokens;
+    const size_t t0 = low + r * kRun, t1 = std::min(t0 + kRun, past + t + 1);
+    if (t0 < t1) kernel(c.keys(head), of_head + t * g * c.ep, g, t0, t1, part(head, t, r));
   };
   if (n - low > kFew)
-    parallel(c.heads * runs, run);
+    parallel(c.heads * each, run);
   else
-    for (size_t head = 0; head < c.heads; ++head) run(head, 0);
+    for (size_t task = 0; task < c.heads * each; ++task) run(task, 0);
   for (size_t head = 0; head < c.heads; ++head)
-    kernels().attend_merge(parts + head * runs * size, runs, g, c.ep, out + head * g * e, e);
+    for (size_t t = 0; t < tokens; ++t) {
+      const size_t own = (past + t + 1 - low + kRun - 1) / kRun;
+      kernels().attend_merge(part(head, t, 0), own, g, c.ep, out + t * heads * e + head * g * e, e);
+    }
   return c.heads * (n - low) * 2 * c.row_bytes();
 }
 
@@ -59,6 +83,11 @@ size_t prefill(const Cache& c, const float* q, size_t stride, size_t tokens, siz
 }
 
 }  // namespace
+
+decltype(Kernels::attend_keys_f32) keys_kernel(Kv kind) {
+  const Kernels& k = kernels();
+  return kind == Kv::f32 ? k.attend_keys_f32 : kind == Kv::f16 ? k.attend_keys_f16 : k.attend_keys_int8;
+}
 
 Keys Cache::keys(size_t head) const {
   const size_t at = head * capacity, size = element();
@@ -86,6 +115,8 @@ void cache_store(const Cache& c, const float* k, const float* v, size_t stride, 
 size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
               size_t window, float scale, float* out, Many many) {
   if (tokens == 0) return 0;
-  if (tokens == 1) return decode(c, q, heads, e, past, window, scale, out);
+  const bool slides = window && past + tokens > window;  // the tokens do not see the same first key
+  if (tokens == 1 || (tokens <= kFewTokens && many == Many::floats && !slides))
+    return decode(c, q, stride, tokens, heads, e, past, window, scale, out);
   return prefill(c, q, stride, tokens, heads, e, past, window, scale, out, many);
 }

@@ -19,6 +19,9 @@ constexpr size_t kRun = 512;  // keys of one decode task; fixed, so that results
 // Keys and values of `tokens` new positions (stride floats apart, heads side by side) to positions [at, at + tokens).
 void cache_store(const Cache& c, const float* k, const float* v, size_t stride, size_t tokens, size_t e, size_t at);
 
+// The kernel behind decode, for a slot that has several things to do with a head.
+decltype(Kernels::attend_keys_f32) keys_kernel(Kv kind);
+
 // out (tokens, heads, e): causal attention of tokens [past, past + tokens), which are in the cache already.
 // Returns the bytes of keys and values that were read.
 size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,

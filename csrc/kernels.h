@@ -13,6 +13,9 @@ constexpr size_t kGroupInt8 = 64;
 constexpr size_t kGroupInt4 = 32;
 constexpr size_t kPanel = 16384;         // outputs of one token that are summed side by side
 constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weights in matmul
+constexpr size_t kFewTokens = 8;         // as many go through a matvec together
+// Floats a matvec needs for its tokens: x beside the scales, and integer sums of a panel.
+constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 1) * kPanel; }
 
 enum class Quant { f32, bf16, int8, int4 };
 inline size_t weight_bytes(Quant q, size_t n) {

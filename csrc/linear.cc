@@ -1,5 +1,5 @@
-// Splits a linear map over the pool: one token by outputs and channels, many tokens by outputs. Either way the sums
-// behind an output are added in an order that does not depend on the number of threads.
+// Splits a linear map over the pool: one or a few tokens by outputs and channels, many tokens by outputs. Either way
+// the sums behind an output are added in an order that does not depend on the number of threads.
 #include "linear.h"
 
 #include <algorithm>
@@ -13,6 +13,7 @@ namespace {
 
 struct Table {
   decltype(Kernels::matvec_f32) matvec;
+  decltype(Kernels::matvec_few_f32) matvec_few;
   decltype(Kernels::matmul_f32) matmul;
   decltype(Kernels::pack_f32) pack;
   decltype(Kernels::norms_f32) norms;
@@ -21,14 +22,17 @@ struct Table {
 };
 Table table(Quant q) {
   const Kernels& k = kernels();
-  switch (q) {
-    case Quant::f32: return {k.matvec_f32, k.matmul_f32, k.pack_f32, k.norms_f32, k.neurons_f32, k.neuron_range_f32};
-    case Quant::bf16:
-      return {k.matvec_bf16, k.matmul_bf16, k.pack_bf16, k.norms_bf16, k.neurons_bf16, k.neuron_range_bf16};
-    case Quant::int8:
-      return {k.matvec_int8, k.matmul_int8, k.pack_int8, k.norms_int8, k.neurons_int8, k.neuron_range_int8};
-    default: return {k.matvec_int4, k.matmul_int4, k.pack_int4, k.norms_int4, k.neurons_int4, k.neuron_range_int4};
+#define TABLE(q)                                                                                             \
+  {                                                                                                          \
+    k.matvec_##q, k.matvec_few_##q, k.matmul_##q, k.pack_##q, k.norms_##q, k.neurons_##q, k.neuron_range_##q \
   }
+  switch (q) {
+    case Quant::f32: return TABLE(f32);
+    case Quant::bf16: return TABLE(bf16);
+    case Quant::int8: return TABLE(int8);
+    default: return TABLE(int4);
+  }
+#undef TABLE
 }
 
 void start(const float* bias, float* y, size_t o0, size_t o1) {
@@ -38,9 +42,9 @@ void start(const float* bias, float* y, size_t o0, size_t o1) {
     std::memset(y + o0, 0, (o1 - o0) * sizeof(float));
 }
 
-// How one token's work is cut: rows longer than a panel by outputs, and all by channels, each range with sums of its
-// own that are added up afterwards. It depends on the shape of the whole matrix alone, so that results do not depend on
-// the number of threads, nor on which outputs are computed.
+// How the work of one token or a few is cut: rows longer than a panel by outputs, and all by channels, each range with
+// sums of its own that are added up afterwards. It depends on the shape of the whole matrix alone, so that results do
+// not depend on the number of threads, nor on which outputs are computed, nor on how many tokens there are.
 struct Cut {
   size_t outputs, channels;  // parts
 };
@@ -53,35 +57,42 @@ Cut cut(const Mat& w, size_t count) {
   return {outputs, std::min<size_t>(channels, 8)};
 }
 
-// Outputs [from, to), which are some.
-void apply_one(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add, size_t from,
-               size_t to) {
-  const auto kernel = table(w.quant).matvec;
+// Outputs [from, to), which are some. Several tokens: at most kFewTokens, and all channels.
+void apply_few(const Mat& w, const Channels& c, const float* bias, const float* x, size_t tokens, float* y, bool add,
+               size_t from, size_t to) {
+  const Table kernel = table(w.quant);
   const Cut parts = cut(w, c.count);
   const auto output = [&](size_t part) { return w.oc / kPad * part / parts.outputs * kPad; };
   size_t first = 0, last = parts.outputs;  // parts with outputs that are wanted
   while (output(first + 1) <= from) ++first;
   while (output(last - 1) >= to) --last;
-  const size_t n = (last - first) * parts.channels, tasks = std::min(n, threads());
+  const size_t n = (last - first) * parts.channels, tasks = std::min(n, threads()), size = tokens * w.oc;
   static thread_local Buffer<float> others;
-  float* sums = others.get((parts.channels - 1) * w.oc);  // (channel parts - 1, oc): the first part's go to y itself
-  if (!add) start(bias, y, from, to);
+  float* sums = others.get((parts.channels - 1) * size);  // (channel parts - 1, tokens, oc): the first part's go to y
   const auto channel = [&](size_t part) {
     return part == parts.channels ? c.count : c.count * part / parts.channels / 16 * 16;
   };
   // A thread takes neighbouring parts, so that it reads on where it was reading.
-  parallel(tasks, [&](size_t task, size_t) {
+  parallel(tasks, [&](size_t task, size_t thread) {
     for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part) {
       const size_t o = first + part / parts.channels, run = part % parts.channels;
       const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
-      float* out = run == 0 ? y : sums + (run - 1) * w.oc;
-      if (run > 0) start(nullptr, out, o0, o1);
-      kernel(w, c, x, out, o0, o1, channel(run), channel(run + 1));
+      float* out = run == 0 ? y : sums + (run - 1) * size;
+      for (size_t t = 0; t < tokens && !(run == 0 && add); ++t)
+        start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
+      if (tokens == 1)
+        kernel.matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
+      else
+        kernel.matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1),
+                          scratch(thread, matvec_scratch(kFewTokens)));
     }
   });
-  if (parts.channels > 1) kernels().add_rows(y + from, sums + from, w.oc, parts.channels - 1, to - from);
-  if (add && bias)
-    for (size_t o = from; o < to; ++o) y[o] += bias[o];
+  parallel(parts.channels > 1 || (add && bias) ? tokens : 0, [&](size_t t, size_t) {
+    float* out = y + t * w.oc;
+    if (parts.channels > 1) kernels().add_rows(out + from, sums + t * w.oc + from, size, parts.channels - 1, to - from);
+    if (add && bias)
+      for (size_t o = from; o < to; ++o) out[o] += bias[o];
+  });
 }
 
 void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
@@ -118,23 +129,24 @@ void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens,
 size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
   if (tokens == 0) return 0;
   const bool quantised = w.quant == Quant::int8 || w.quant == Quant::int4;
-  if (tokens == 1)
-    apply_one(w, {nullptr, w.ic}, bias, x, y, add, 0, w.oc);
-  else if (many == Many::rounded && quantised && kernels().bytes_pay())
+  const bool bytes = tokens > 1 && many == Many::rounded && quantised && kernels().bytes_pay();
+  if (bytes)
     apply_bytes(w, bias, x, tokens, y, add);
+  else if (tokens <= kFewTokens)
+    apply_few(w, {nullptr, w.ic}, bias, x, tokens, y, add, 0, w.oc);
   else
     apply_many(w, bias, x, tokens, y, add);
   return w.bytes();
 }
 
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
-  apply_one(w, c, bias, x, y, add, 0, w.oc);
+  apply_few(w, c, bias, x, 1, y, add, 0, w.oc);
   return c.count * w.channel_bytes();
 }
 
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
   if (o0 == o1) return 0;
-  apply_one(w, c, bias, x, y, false, o0, o1);
+  apply_few(w, c, bias, x, 1, y, false, o0, o1);
   return c.count * w.part_bytes(o1 - o0);
 }
 

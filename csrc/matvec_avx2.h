@@ -1,6 +1,6 @@
-// One token with AVX2: int4 weights times x as bytes. (Products of int8's bytes would not fit the 16 bits they are
-// summed in, so int8 stays with floats.) x times the scales is written as two signed bytes (hi * 256 + lo) against the
-// largest of the block of channels, as with VNNI. Two rows are interleaved in registers; each 16-bit lane then sums
+// One token or a few with AVX2: int4 weights times x as bytes. (Products of int8's bytes would not fit the 16 bits they
+// are summed in, so int8 stays with floats.) x times the scales is written as two signed bytes (hi * 256 + lo) against
+// the largest of the block of channels, as with VNNI. Two rows are interleaved in registers; each 16-bit lane then sums
 // pairs of channels of one output, eight pairs before it could overflow.
 #pragma once
 #include <cmath>
@@ -47,7 +47,9 @@ inline float largest_scale(const uint16_t* s, size_t groups) {
 template <class Pick>
 bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, size_t g0, size_t groups, Folded& f,
                 Ahead<Pick>& ahead) {
-  const auto scales = [&](size_t i) { return w.scales + pick(i0 + i) * w.groups() + g0; };
+  const uint16_t* first = w.scales + g0;
+  const size_t stride = w.groups();
+  const auto scales = [=](size_t i) { return first + pick(i0 + i) * stride; };
   float inv;
   if (!find_step(x, pick, i0, n, [&](size_t i) { return largest_scale(scales(i), groups); }, f.step, inv)) return false;
   // Of two channels' 16-bit values in each dword: the high bytes to the first half of a lane, the low ones to the last.
@@ -123,11 +125,17 @@ inline void dot_pairs(const Rows& rows, size_t at, size_t pairs, const Folded& f
   for (size_t i = 0; i < 4; ++i) add_sums(hi[i], lo[i], step, y + 8 * i, y + kGroupInt4 + 8 * i);
 }
 
+// What is kept of the tokens on the way through a panel.
+template <class Column, size_t Most>
+struct Room {
+  Folded folded[Most];
+  float xs[kPass * kGroups];
+};
+
 // Outputs [o0, o1), whole columns; channels pick(i0) to pick(i1 - 1), whole pairs, of `count` in all.
-template <class Column, class Pick>
-void panel_bytes(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,
-                 size_t i1) {
-  Folded f;
+template <class Column, class Pick, size_t Most>
+void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t i0,
+                 size_t i1, Room<Column, Most>& room) {
   const size_t rb = w.row_bytes(), g0 = o0 / kGroupInt4, groups = (o1 - o0) / kGroupInt4;
   Ahead<Pick> rows_ahead(w.data, rb, o0 / 2, (o1 - o0) / 2, pick, i0);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
@@ -135,18 +143,26 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const float* x, float* y
     const size_t n = upto(i1 - c, kFold);
     rows_ahead.move(c, upto(c + 2 * kPass, count));
     scales_ahead.move(c + kFold, upto(c + 2 * kFold, count));
-    if (!fold_bytes(w, pick, x, c, n, g0, groups, f, rows_ahead)) {
-      panel<Int4Row>(w, pick, count, x, y, o0, o1, c, c + n);
-      continue;
+    float* ys[Most];  // of the tokens that bytes can say, `live` of them
+    size_t live = 0;
+    for (size_t t = 0; t < tokens.count(); ++t) {
+      const Folded& f = room.folded[live];
+      float* y = tokens.y_of(t);
+      if (!fold_bytes(w, pick, tokens.x_of(t), c, n, g0, groups, room.folded[live], rows_ahead)) {
+        panel<Int4Row>(w, pick, count, tokens.only(t), o0, o1, c, c + n, room.xs);
+        continue;
+      }
+      for (size_t o = o0; o < o1; o += kLanes) store(y + o, sub(load(y + o), set1(f.zero[(o - o0) / kGroupInt4])));
+      ys[live++] = y;
     }
-    for (size_t o = o0; o < o1; o += kLanes) store(y + o, sub(load(y + o), set1(f.zero[(o - o0) / kGroupInt4])));
-    for (size_t i = 0; i < n; i += kPass) {
+    for (size_t i = 0; i < n && live > 0; i += kPass) {
       const RowsAt<Pick, kPass> rows(w.data, rb, 0, pick, c + i, upto(n - i, kPass));
       rows_ahead.move(c + i + kPass, upto(c + i + 3 * kPass, count));
       scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
       for (size_t o = o0; o < o1; o += Column::kOutputs) {
         rows_ahead.fetch(kPass / 2);
-        dot_pairs(rows, o / 2, upto(n - i, kPass) / 2, f, i / 2, (o - o0) / kGroupInt4, y + o);
+        for (size_t t = 0; t < (Most == 1 ? 1 : live); ++t)
+          dot_pairs(rows, o / 2, upto(n - i, kPass) / 2, room.folded[t], i / 2, (o - o0) / kGroupInt4, ys[t] + o);
       }
     }
   }

@@ -1,4 +1,4 @@
-// One token with AVX-512 VNNI: int8 and int4 weights times x as bytes.
+// One token or a few with AVX-512 VNNI: int8 and int4 weights times x as bytes.
 // x times the scales is written as two signed bytes (hi * 256 + lo) against the largest of the block of channels, so a
 // product of bytes loses no more than float arithmetic would notice (relative error about 3e-5), outliers included.
 // Four rows are interleaved in registers; each 32-bit lane then sums four channels of one output.
@@ -13,10 +13,36 @@ namespace ISA {
 constexpr size_t kFold = 256;  // channels that share a step
 static_assert(kFold * 255 * 32512 < 1ull << 31, "sums fit 32 bits");
 
-struct Folded {
-  alignas(64) int32_t hi[kFold / 4][kGroups], lo[kFold / 4][kGroups];  // four channels' bytes in each
-  alignas(64) float zero[kGroups];                                     // what the weights' offset adds up to
-  float step;                                                          // value of one unit
+// The weights are read tile by tile, kPass rows high, and x beside the scales and the sums of a tile are kept. One
+// token: whole rows, as they lie in memory. A few tokens: as wide as leaves room in the caches for all that is kept of
+// them.
+template <class Column, size_t Most>
+struct Tile {
+  static constexpr size_t kColumns = Most == 1 ? kPanel / Column::kOutputs : 64;
+  static constexpr size_t kGroupsOf = Column::kOutputs / Column::kGroup;                // of a column
+  static constexpr size_t kVectors = Column::kSums * 4;                                 // of sums, a column and token
+  static size_t width(size_t columns) { return (columns * kGroupsOf + 15) / 16 * 16; }  // groups, whole vectors
+};
+
+struct Quad {
+  __m512i v[4];  // v[m] lane L: bytes 16 L + 4 m + (0..3) of the four rows, interleaved
+};
+
+// What is kept of the tokens. Of a tile x times the scales, (quads, tokens, 2, width): the high bytes and the low ones,
+// four channels' in each number. Sums are (columns, tokens, kSums, 4).
+template <class Column, size_t Most>
+struct Room {
+  using T = Tile<Column, Most>;
+  alignas(64) int32_t bytes[kPass / 4 * Most * 2 * T::kColumns * T::kGroupsOf];
+  alignas(64) int32_t zero[Most][T::kColumns * T::kGroupsOf];  // sum of x in units: what the weights' offset adds up to
+  __m512i sums[T::kColumns * Most * T::kVectors];
+  Quad quads[kPass / 4];                 // of one column
+  float units[Most][kFold], step[Most];  // x over the value of one unit, that value
+  float largest[kFold];                  // scale of a channel
+  float xs[kPass * kGroups];
+  float* y[Most];
+  size_t live;                                           // tokens that bytes can say; the others have no place here
+  size_t count() const { return Most == 1 ? 1 : live; }  // where there are some
 };
 
 // The largest |scale| of a channel's groups: as integers, bf16 magnitudes are ordered too.
@@ -33,52 +59,52 @@ inline float largest_scale(const uint16_t* s, size_t groups) {
   return bf16_to_f32(static_cast<uint16_t>(~_mm_cvtsi128_si32(least)));
 }
 
-// Channels pick(i0) to pick(i0 + n - 1), n a multiple of 4, against groups [g0, g0 + groups). offset: what was added to
-// the weights to make them unsigned. A unit is the same for all groups of the block, so that no group needs a maximum
-// of its own. False: a value is not finite, and bytes cannot say so.
-template <class Pick>
-bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, size_t g0, size_t groups, float offset,
-                Folded& f, Ahead<Pick>& ahead) {
-  const auto scales = [&](size_t i) { return w.scales + pick(i0 + i) * w.groups() + g0; };
-  float units[kFold], inv;
-  if (!find_step(x, pick, i0, n, [&](size_t i) { return largest_scale(scales(i), groups); }, f.step, inv)) return false;
-  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)] * inv;
+// Units for channels pick(i0) to pick(i0 + n - 1) against groups [g0, g0 + groups), the same for all groups of the
+// block, so that no group needs a maximum of its own. False: a value is not finite, and bytes cannot say so.
+template <class Pick, class Kept>
+bool find_units(Pick pick, const float* x, size_t i0, size_t n, Kept& room, size_t t) {
+  float inv;
+  if (!find_step(x, pick, i0, n, [&](size_t i) { return room.largest[i]; }, room.step[t], inv)) return false;
+  for (size_t i = 0; i < n; ++i) room.units[t][i] = x[pick(i0 + i)] * inv;
+  return true;
+}
+
+// Four channels from the i-th on of a block that starts with the i0-th, as bytes beside groups [g0, g0 + groups).
+template <class Column, class Pick, size_t Most>
+inline void fold_quad(const Mat& w, Pick pick, size_t i0, size_t i, size_t g0, size_t groups, size_t width,
+                      int32_t* out, Room<Column, Most>& room) {
   // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
   const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
   const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
                 high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
+  const uint16_t* scales[4];
+  for (size_t j = 0; j < 4; ++j) scales[j] = w.scales + pick(i0 + i + j) * w.groups() + g0;
   for (size_t g = 0; g < groups; g += 16) {
     const __mmask16 k = groups - g >= 16 ? 0xffff : static_cast<__mmask16>((1u << (groups - g)) - 1);
-    __m512i sum_hi = _mm512_setzero_si512(), sum_lo = sum_hi;
-    for (size_t q = 0; 4 * q < n; ++q) {
-      ahead.fetch(2);
+    __m512 v[4];
+    for (size_t j = 0; j < 4; ++j) {
+      const __m256i s = _mm256_maskz_loadu_epi16(k, scales[j] + g);
+      v[j] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
+    }
+    for (size_t t = 0; t < room.count(); ++t) {
       __m512i u[4];
-      for (size_t j = 0; j < 4; ++j) {
-        const __m256i s = _mm256_maskz_loadu_epi16(k, scales(4 * q + j) + g);
-        const __m512 v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
-        // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
-        u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, _mm512_set1_ps(units[4 * q + j]), _mm512_set1_ps(128.f)));
-      }
+      // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
+      for (size_t j = 0; j < 4; ++j)
+        u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v[j], _mm512_set1_ps(room.units[t][i + j]), _mm512_set1_ps(128.f)));
       const __mmask32 odd = 0xaaaaaaaa;
       const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
       const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
-      const __m512i hi = _mm512_permutex2var_epi8(a, high, b);
-      const __m512i lo = _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128));
-      _mm512_store_si512(&f.hi[q][g], hi);
-      _mm512_store_si512(&f.lo[q][g], lo);
-      sum_hi = _mm512_dpbusd_epi32(sum_hi, _mm512_set1_epi8(1), hi);
-      sum_lo = _mm512_dpbusd_epi32(sum_lo, _mm512_set1_epi8(1), lo);
+      int32_t* to = out + 2 * t * width + g;
+      _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
+      _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
+      const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(u[0], u[1]), _mm512_add_epi32(u[2], u[3]));
+      int32_t* zero = room.zero[t] + g;
+      _mm512_store_si512(zero, _mm512_add_epi32(_mm512_load_si512(zero), sum));
     }
-    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(sum_hi, 8), sum_lo);
-    _mm512_store_ps(f.zero + g, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(offset)));
   }
-  return true;
 }
 
-struct Quad {
-  __m512i v[4];  // v[m] lane L: bytes 16 L + 4 m + (0..3) of the four rows, interleaved
-};
 template <class Rows>
 inline Quad interleave(const Rows& rows, size_t r, size_t at) {
   const __m512i a = _mm512_loadu_si512(rows[r] + at), b = _mm512_loadu_si512(rows[r + 1] + at);
@@ -100,24 +126,28 @@ inline void add_to(float* y, __m512 v, float zero, float step) {
   _mm512_storeu_ps(y, _mm512_fmadd_ps(v, _mm512_set1_ps(step), _mm512_loadu_ps(y)));
 }
 
-// One 64-byte column of rows. dot() adds four rows to sums of the high and of the low bytes (kSums, 2, 4) of 16 lanes
-// each; flush() turns sums of both (kSums, 4) into outputs.
+// One 64-byte column of rows. dot() adds vectors [m0, m0 + M) of four rows to N tokens' sums of the high and of the low
+// bytes; flush() turns sums of both into outputs. kBatch: tokens whose sums fit into registers.
 struct Int8Column {
   using Row = Int8Row;
-  static constexpr size_t kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64;
+  static constexpr size_t kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64, kBatch = 3;
   static constexpr float kOffset = 128.f;
-  static void dot(__m512i a[kSums][2][4], const Quad& w, const Folded& f, size_t q, size_t g) {
-    const __m512i hi = _mm512_set1_epi32(f.hi[q][g]), lo = _mm512_set1_epi32(f.lo[q][g]);
-    for (size_t m = 0; m < 4; ++m) {
-      dot_bytes(a[0][0][m], w.v[m], hi);
-      dot_bytes(a[0][1][m], w.v[m], lo);
-    }
+  template <size_t N, size_t M>
+  INLINE static void dot(__m512i (&a)[N][kSums][2][M], const Quad& w, size_t m0, const int32_t* x, size_t width) {
+    each<N>([&](auto t) INLINE {
+      const __m512i hi = _mm512_set1_epi32(x[2 * t * width]), lo = _mm512_set1_epi32(x[(2 * t + 1) * width]);
+      each<M>([&](auto m) INLINE {
+        dot_bytes(a[t][0][0][m], w.v[m0 + m], hi);
+        dot_bytes(a[t][0][1][m], w.v[m0 + m], lo);
+      });
+    });
   }
-  static void flush(const __m512i a[kSums][4], const Folded& f, size_t g, float* y) {
+  static void flush(const __m512i* a, const int32_t* zero, float step, float* y) {
     __m512 v[4], out[4];
-    for (size_t m = 0; m < 4; ++m) v[m] = _mm512_cvtepi32_ps(a[0][m]);
+    for (size_t m = 0; m < 4; ++m) v[m] = _mm512_cvtepi32_ps(a[m]);
     in_order(v, out);
-    for (size_t l = 0; l < 4; ++l) add_to(y + 16 * l, out[l], f.zero[g], f.step);
+    const float offset = static_cast<float>(*zero) * kOffset;
+    for (size_t l = 0; l < 4; ++l) add_to(y + 16 * l, out[l], offset, step);
   }
 };
 
@@ -125,79 +155,160 @@ struct Int8Column {
 // the high nibbles alone needs one AND; the low nibbles are the difference, exact in integers.
 struct Int4Column {
   using Row = Int4Row;
-  static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128;
+  static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
   static constexpr float kOffset = 8.f;
   static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
     const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_permutexvar_epi32(lanes, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)four)));
   }
-  static void dot(__m512i a[kSums][2][4], const Quad& w, const Folded& f, size_t q, size_t g) {
-    const __m512i hi = spread(&f.hi[q][g]), lo = spread(&f.lo[q][g]), mask = _mm512_set1_epi8(static_cast<char>(0xf0));
-    for (size_t m = 0; m < 4; ++m) {
-      const __m512i high = _mm512_and_si512(w.v[m], mask);
-      dot_bytes(a[0][0][m], w.v[m], hi);
-      dot_bytes(a[0][1][m], w.v[m], lo);
-      dot_bytes(a[1][0][m], high, hi);
-      dot_bytes(a[1][1][m], high, lo);
-    }
+  template <size_t N, size_t M>
+  INLINE static void dot(__m512i (&a)[N][kSums][2][M], const Quad& w, size_t m0, const int32_t* x, size_t width) {
+    const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xf0));
+    each<N>([&](auto t) INLINE {
+      const __m512i hi = spread(x + 2 * t * width), lo = spread(x + (2 * t + 1) * width);
+      each<M>([&](auto m) INLINE {
+        const __m512i high = _mm512_and_si512(w.v[m0 + m], mask);
+        dot_bytes(a[t][0][0][m], w.v[m0 + m], hi);
+        dot_bytes(a[t][0][1][m], w.v[m0 + m], lo);
+        dot_bytes(a[t][1][0][m], high, hi);
+        dot_bytes(a[t][1][1][m], high, lo);
+      });
+    });
   }
-  static void flush(const __m512i a[kSums][4], const Folded& f, size_t g, float* y) {
+  static void flush(const __m512i* a, const int32_t* zero, float step, float* y) {
     __m512 low[4], high[4], out[4];
     for (size_t m = 0; m < 4; ++m) {
-      low[m] = _mm512_cvtepi32_ps(_mm512_sub_epi32(a[0][m], a[1][m]));
-      high[m] = _mm512_cvtepi32_ps(_mm512_srai_epi32(a[1][m], 4));
+      low[m] = _mm512_cvtepi32_ps(_mm512_sub_epi32(a[m], a[4 + m]));
+      high[m] = _mm512_cvtepi32_ps(_mm512_srai_epi32(a[4 + m], 4));
     }
+    float offset[4];
+    for (size_t l = 0; l < 4; ++l) offset[l] = static_cast<float>(zero[l]) * kOffset;
     in_order(low, out);
-    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l, out[l], f.zero[g + l], f.step);
+    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l, out[l], offset[l], step);
     in_order(high, out);
-    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l + 16, out[l], f.zero[g + l], f.step);
+    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l + 16, out[l], offset[l], step);
   }
 };
 
+// Tokens whose sums of all four vectors of a quad fit into registers. For more of them half a quad is summed at a time.
+template <class Column>
+constexpr size_t kWhole = 3 / Column::kSums;
+
+// The quads of one column, of N tokens: their bytes x, `next` from quad to quad, and their sums.
+template <class Column, size_t N, class Quads>
+inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, size_t next, __m512i* sums) {
+  constexpr size_t S = Column::kSums, M = N <= kWhole<Column> ? 4 : 2;
+  each<4 / M>([&](auto half) INLINE {
+    __m512i a[N][S][2][M];
+    const auto sum = [&](size_t t, size_t s, size_t m) INLINE { return sums + (t * S + s) * 4 + half * M + m; };
+    const auto all = [&](auto f) INLINE {
+      each<N>([&](auto t) INLINE { each<S>([&](auto s) INLINE { each<M>([&](auto m) INLINE { f(t, s, m); }); }); });
+    };
+    all([&](auto t, auto s, auto m) INLINE {
+      a[t][s][0][m] = _mm512_setzero_si512();
+      a[t][s][1][m] = _mm512_load_si512(sum(t, s, m));
+    });
+    for (size_t q = 0; q < quads; ++q) Column::template dot<N, M>(a, quad(q), half * M, x + q * next, width);
+    // Both bytes together still fit 32 bits, and half as many sums go to memory and back.
+    all([&](auto t, auto s, auto m) INLINE {
+      _mm512_store_si512(sum(t, s, m), _mm512_add_epi32(_mm512_slli_epi32(a[t][s][0][m], 8), a[t][s][1][m]));
+    });
+  });
+}
+
+// A tile's columns. Quads that are needed once go from memory to registers; else they are interleaved once and kept,
+// because rows that lie a power of two apart push each other out of the cache.
+template <class Column, class Rows, class Pick, size_t Most>
+void dot_tile(const Rows& rows, size_t quads, size_t columns, size_t width, Room<Column, Most>& room,
+              Ahead<Pick>& ahead) {
+  using T = Tile<Column, Most>;
+  constexpr size_t kOnce = upto(Most, kWhole<Column>);
+  const size_t live = room.count(), next = live * 2 * width;
+  for (size_t col = 0; col < columns; ++col) {
+    const auto dot = [&](auto quad, auto size, size_t t) {
+      const int32_t* x = room.bytes + 2 * t * width + col * T::kGroupsOf;
+      dot_quads<Column, decltype(size)::value>(quad, quads, x, width, next, room.sums + (col * live + t) * T::kVectors);
+    };
+    const auto read = [&](size_t q) INLINE {
+      ahead.fetch(4);
+      return interleave(rows, 4 * q, 64 * col);
+    };
+    const auto kept = [&](size_t q) INLINE -> const Quad& { return room.quads[q]; };
+    if (live <= kOnce) {
+      batch<kOnce>(live, 0, [&](auto size, size_t t) { dot(read, size, t); });
+    } else {
+      for (size_t q = 0; q < quads; ++q) room.quads[q] = read(q);
+      batches<Column::kBatch>(live, [&](auto size, size_t t) { dot(kept, size, t); });
+    }
+  }
+}
+
+// The tokens that bytes can say get a place in the room; the others are done with floats, as each would be alone.
+template <class Column, class Pick, size_t Most>
+void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t c, size_t n,
+            Room<Column, Most>& room) {
+  const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
+  const uint16_t* scales = w.scales + g0;
+  const size_t stride = w.groups();
+  for (size_t i = 0; i < n; ++i) room.largest[i] = largest_scale(scales + pick(c + i) * stride, groups);
+  room.live = 0;
+  for (size_t t = 0; t < tokens.count(); ++t) {
+    if (find_units(pick, tokens.x_of(t), c, n, room, room.live))
+      room.y[room.live++] = tokens.y_of(t);
+    else
+      panel<typename Column::Row>(w, pick, count, tokens.only(t), o0, o1, c, c + n, room.xs);
+  }
+}
+
+// Sums of a block of n channels, `columns` columns wide: before and after.
+template <class Column, size_t Most>
+void clear(Room<Column, Most>& room, size_t columns, size_t n) {
+  using T = Tile<Column, Most>;
+  std::memset(room.sums, 0, columns * room.live * T::kVectors * sizeof(__m512i));
+  for (size_t t = 0; t < room.live; ++t)
+    for (size_t g = 0; g < T::width(columns); ++g) room.zero[t][g] = -128 * static_cast<int32_t>(n);
+}
+template <class Column, size_t Most>
+void flush_all(const Room<Column, Most>& room, size_t o, size_t columns) {
+  using T = Tile<Column, Most>;
+  for (size_t t = 0; t < room.live; ++t)
+    for (size_t col = 0; col < columns; ++col)
+      Column::flush(room.sums + (col * room.live + t) * T::kVectors, room.zero[t] + col * T::kGroupsOf, room.step[t],
+                    room.y[t] + o + col * Column::kOutputs);
+}
+
 // Outputs [o0, o1), whole columns; channels pick(i0) to pick(i1 - 1), whole quads, of `count` in all.
-template <class Column, class Pick>
-void panel_bytes(const Mat& w, Pick pick, size_t count, const float* x, float* y, size_t o0, size_t o1, size_t i0,
-                 size_t i1) {
-  constexpr size_t kColumns = kPanel / Column::kOutputs;
-  Folded f;
-  __m512i sums[kColumns][Column::kSums][4];
+template <class Column, class Pick, size_t Most>
+void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t i0,
+                 size_t i1, Room<Column, Most>& room) {
+  using T = Tile<Column, Most>;
   const size_t rb = w.row_bytes(), columns = (o1 - o0) / Column::kOutputs, first = o0 * 64 / Column::kOutputs;
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
-  Ahead<Pick> rows_ahead(w.data, rb, first, 64 * columns, pick, i0);
+  const auto wide = [&](size_t col) { return upto(columns - col, T::kColumns); };  // columns of a tile
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
-    rows_ahead.move(c, upto(c + 2 * kPass, count));
     scales_ahead.move(c + kFold, upto(c + 2 * kFold, count));
-    if (!fold_bytes(w, pick, x, c, n, g0, groups, Column::kOffset, f, rows_ahead)) {
-      panel<typename Column::Row>(w, pick, count, x, y, o0, o1, c, c + n);
-      continue;
-    }
-    std::memset(sums, 0, columns * sizeof sums[0]);
-    for (size_t i = 0; i < n; i += kPass) {
-      const size_t quads = upto(n - i, kPass) / 4;
-      const RowsAt<Pick, kPass> rows(w.data, rb, first, pick, c + i, 4 * quads);
-      rows_ahead.move(c + i + kPass, upto(c + i + 3 * kPass, count));
-      scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
-      for (size_t col = 0; col < columns; ++col) {
-        __m512i a[Column::kSums][2][4];
-        each<Column::kSums>(
-            [&](auto s) INLINE { each<4>([&](auto m) INLINE { a[s][0][m] = a[s][1][m] = _mm512_setzero_si512(); }); });
-        for (size_t q = 0; q < quads; ++q) {
-          rows_ahead.fetch(4);
-          Column::dot(a, interleave(rows, 4 * q, 64 * col), f, i / 4 + q, col * Column::kOutputs / Column::kGroup);
-        }
-        // Both bytes together still fit 32 bits, and half as many sums go to memory and back.
-        each<Column::kSums>([&](auto s) INLINE {
-          each<4>([&](auto m) INLINE {
-            const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(a[s][0][m], 8), a[s][1][m]);
-            sums[col][s][m] = _mm512_add_epi32(sums[col][s][m], both);
-          });
-        });
+    settle(w, pick, count, tokens, o0, o1, c, n, room);
+    for (size_t col = 0; col < columns && room.live > 0; col += wide(col)) {
+      clear(room, wide(col), n);
+      for (size_t i = 0; i < n; i += kPass) {
+        // The next tile lies below, or at the top of the next columns, or in the next block.
+        const bool below = i + kPass < n, beside = !below && col + wide(col) < columns;
+        const size_t next = below ? c + i + kPass : beside ? c : c + n;
+        const size_t next_col = below ? col : beside ? col + wide(col) : 0;
+        Ahead<Pick> ahead(w.data, rb, first + 64 * next_col, 64 * wide(next_col), pick, next);
+        ahead.move(next, upto(next + kPass, count));
+        const size_t quads = upto(n - i, kPass) / 4, width = T::width(wide(col));
+        if (col == 0) scales_ahead.fetch(4 * quads * (2 * groups / 64 + 1));
+        for (size_t q = 0; q < quads; ++q)
+          fold_quad(w, pick, c, i + 4 * q, g0 + col * T::kGroupsOf, wide(col) * T::kGroupsOf, width,
+                    room.bytes + q * room.live * 2 * width, room);
+        const RowsAt<Pick, kPass> rows(w.data, rb, first + 64 * col, pick, c + i, 4 * quads);
+        dot_tile(rows, quads, wide(col), width, room, ahead);
       }
+      flush_all(room, o0 + col * Column::kOutputs, wide(col));
     }
-    for (size_t col = 0; col < columns; ++col)
-      Column::flush(sums[col], f, col * Column::kOutputs / Column::kGroup, y + o0 + col * Column::kOutputs);
   }
 }
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import ClassVar
 
 import pytest
 
 from ralo.compose import REFUSE, RULES, compose
 from ralo.errors import RaloError
-from ralo.modes import KWTA, MODES, StatePack
+from ralo.modes import KWTA, MODES, Event, StatePack
 from ralo.modes.base import Mode
 
 NAMES = ("state-pack", "kwta", "event", "proc", "tt")  # the five of the specification
@@ -75,6 +75,11 @@ def test_one_ranking_for_kwta_and_event() -> None:
     assert "kwta proposes candidates to event: one ranking" in notes(stand("kwta"), stand("event"))
 
 
+def test_the_order_they_are_given_in_says_nothing() -> None:
+    for given in permutations((StatePack(), KWTA(), Event())):
+        assert [mode.name for mode in compose(given).modes] == ["state-pack", "kwta", "event"]
+
+
 def test_skipping_is_intersected_with_what_exists() -> None:
     for mode in ("kwta", "event"):
         assert f"{mode} is intersected with proc" in notes(stand(mode), stand("proc"))
@@ -94,14 +99,45 @@ def test_over_factors_nothing_is_skipped() -> None:
 
 
 def test_event_and_windows() -> None:
-    with pytest.raises(RaloError, match="event and win-attn do not go together"):
-        compose([stand("event"), stand("win-attn")])
-    compose([stand("event", target="mlp"), stand("win-attn")])
-    compose([stand("event", windows=True), stand("win-attn")])
+    for event in (stand("event"), Event(), Event(target="attn")):
+        with pytest.raises(RaloError) as error:
+            compose([event, stand("win-attn")])
+        said = "deltas of heads do not see windows; use --event-target=mlp, or event on windows"
+        assert str(error.value) == f"event and win-attn do not go together: {said}"
+    for event in (stand("event", target="mlp"), Event(target="mlp"), stand("event", windows=True)):
+        compose([event, stand("win-attn")])
+
+
+def test_event_and_sparse_codes() -> None:
+    with pytest.raises(RaloError, match="event and sdr do not go together: a sparse code is only a top-K filter; use"):
+        compose([Event(), stand("sdr", target="attn")])
+    compose([Event(target="mlp"), stand("sdr", target="attn")])
+
+
+def test_event_over_other_weights() -> None:
+    assert "event is intersected with proc" in notes(Event(), stand("proc"))
+    assert "event yields to tt" in notes(Event(target="attn"), stand("tt", target="attn"))
+    assert notes(Event(target="attn"), stand("tt", target="mlp")) == ""
 
 
 def test_statepack_and_event() -> None:
-    assert "state-pack gives a zero mask to event" in notes(stand("state-pack"), stand("event"))
+    for both in ((stand("state-pack"), stand("event")), (StatePack(), Event())):
+        assert "state-pack chooses keys instead of event" in notes(*both)
+        assert "state-pack gives a zero mask to event" in notes(*both)
+    assert "keys" not in notes(StatePack(target="mlp"), Event())
+    assert "keys" not in notes(StatePack(), Event(target="mlp"))
+
+
+def test_event_shares_the_partition_into_blocks() -> None:
+    with pytest.raises(RaloError, match="kwta and event do not go together: all modes share one partition"):
+        compose([KWTA(block="32"), Event(block="16")])
+    compose([KWTA(block="32"), Event(block="32")])
+    compose([KWTA(block="32"), Event()])
+
+
+def test_a_plan_is_verified_where_event_says_so() -> None:
+    assert compose([KWTA(), Event(verify="on")]).verified and not compose([KWTA(), Event()]).verified
+    assert not compose([KWTA(), Event(verify="on", on="off")]).verified
 
 
 def test_one_of_statepack_and_kwta_chooses_keys() -> None:

@@ -30,6 +30,7 @@ class Script:
         self.says, self.said, self.bytes_read = says, 0, 0
         self.cfg: Any = SimpleNamespace(max_context=context, n_layers=0)
         self.prefilled: list[list[int]] = []
+        self.times: list[float] = []
 
     def prefill(self, tokens: list[int], seq: Sequence) -> F32:
         self.prefilled.append(list(tokens))
@@ -43,6 +44,9 @@ class Script:
         seq.tokens.append(token)
         self.said += 1
         return self._scores()
+
+    def took(self, seconds: float) -> None:
+        self.times.append(seconds)
 
     def _scores(self) -> F32:
         return np.eye(50, dtype=np.float32)[self.says[self.said % len(self.says)]]
@@ -79,6 +83,8 @@ def test_tokens_text_and_counters() -> None:
     assert (s.finish, s.prompt_tokens, s.new_tokens, s.steps) == ("length", 3, 5, 4)
     assert (s.prefill_bytes, s.decode_bytes, s.bytes_per_token) == (PREFILL_BYTES, 4 * STEP_BYTES, STEP_BYTES)
     assert s.prefill_tok_s == 3 / s.prefill_s > 0 and s.decode_tok_s == 4 / s.decode_s > 0
+    assert s.times == model.times and len(s.times) == 4 and sum(s.times) == pytest.approx(s.decode_s)
+    assert 1e3 * min(s.times) <= s.p99_ms <= 1e3 * max(s.times)
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])

@@ -7,7 +7,7 @@ import pytest
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA
+from ralo import KWTA, Event
 from ralo.compose import compose
 from ralo.guard import FIRST_CHECK, WINDOW, GuardOptions
 from ralo.lm import LM
@@ -46,8 +46,9 @@ def test_without_modes_it_does_nothing(directory):
     assert lm.guard.counts["checks"] == 0 and lm.metrics().keys().isdisjoint({"guard.checks"})
 
 
-def test_a_check_changes_nothing_of_what_the_modes_give(directory):
-    lm = opened(directory, GOOD, kl=100)
+@pytest.mark.parametrize("mode", [KWTA(k=0.99), Event(hold=1, gap_tol=100.0)], ids=["kwta", "event"])
+def test_a_check_changes_nothing_of_what_the_modes_give(directory, mode):
+    lm = opened(directory, mode, kl=100)
     logits, seq = steps(lm, 60)
     assert np.array_equal(logits, plain_steps(lm, 60, dense=False))
     assert lm.guard.counts["checks"] == 3 and len(seq) == 60  # at 8, 24 and 56 tokens
@@ -118,6 +119,91 @@ def test_after_a_nan_the_place_was_dense(directory):
     assert not np.array_equal(dense, kept)
     lm.model.slots[1].taken["down"].slot.plant = True
     assert np.array_equal(lm.model.step(7, lm.new_sequence()), dense)
+
+
+def test_a_mode_may_have_a_limit_of_its_own(directory):
+    """exp(KL) - 1 is the gap that it says it bears; the guard's own limit is for those that say nothing."""
+    for tol, off in ((1e-6, True), (100.0, False)):
+        lm = opened(directory, Event(hold=1, topk=0.01, gap_tol=tol), kl=100 if off else 1e-6, every=8)
+        assert lm.guard.modes["event"].limit == pytest.approx(np.log1p(tol))
+        steps(lm, 64)
+        assert lm.guard.modes["event"].on != off
+    both = opened(directory, KWTA(k=0.9), Event(gap_tol=0.5), kl=0.1)
+    assert {name: watch.limit for name, watch in both.guard.modes.items()} == {"kwta": 0.1, "event": np.log(1.5)}
+
+
+def test_a_mode_may_ask_for_more_comparisons(directory):
+    lm = opened(directory, Event(hold=1, gap_every=4, gap_tol=100.0), every=256)
+    steps(lm, 40)
+    assert lm.guard.counts["checks"] == 10
+    lm = opened(directory, Event(hold=1, gap_every=300, gap_tol=100.0), every=4)
+    steps(lm, 40)
+    assert lm.guard.counts["checks"] == 10
+
+
+def test_the_gap_is_what_was_compared(directory):
+    lm = opened(directory, Event(hold=1, topk=0.2, gap_tol=100.0), every=8)
+    steps(lm, 80)
+    watch = lm.guard.modes["event"]
+    assert watch.compared == 10 and watch.gap > 0
+    assert lm.metrics()["event.quality_gap"] == pytest.approx(np.expm1(watch.gap / 10))
+    assert lm.metrics()["guard.kl"] == pytest.approx(watch.gap / 10)
+
+
+@pytest.mark.parametrize("mode", [BAD, Event(hold=1, topk=0.01, gap_tol=1e-6)], ids=["kwta", "event"])
+@pytest.mark.parametrize("prompt", [0, 30])
+def test_after_it_is_switched_off_the_text_is_denses(directory, mode, prompt):
+    """What the mode wrote since the last good comparison is computed again: where there is none, all of it."""
+    lm = opened(directory, mode, kl=1e-6, every=16)
+    rng = np.random.default_rng(1)
+    tokens = [int(t) for t in rng.integers(2, 90, prompt + 70)]
+    ours, dense = lm.new_sequence(), lm.new_sequence()
+    if prompt:
+        lm.guard.prefill(tokens[:prompt], ours)
+        lm.model.prefill(tokens[:prompt], dense, dense=True)
+    found = np.stack([lm.guard.step(t, ours) for t in tokens[prompt:]])
+    want = np.stack([lm.model.step(t, dense, dense=True) for t in tokens[prompt:]])
+    assert len(lm.guard.events) == 1 and " off at token " in lm.guard.events[0]
+    at = int(lm.guard.events[0].split(":")[0].split()[-1]) - 1
+    assert not np.allclose(found[:at], want[:at], atol=1e-4)
+    np.testing.assert_allclose(found[at:], want[at:], atol=1e-4)
+    assert ours.tokens == dense.tokens
+
+
+def test_only_what_is_not_sure_is_computed_again(directory):
+    """Good comparisons, then a limit that the mode breaks: what was found good stays as it is."""
+    lm = opened(directory, Event(hold=1, topk=0.3, gap_tol=100.0), every=8)
+    _, seq = steps(lm, 40)
+    assert seq.sure == 40
+    good, dense = seq.clone(), lm.new_sequence()
+    lm.guard.modes["event"].limit = 1e-9
+    steps(lm, 16, seq)
+    assert not lm.guard.modes["event"].on
+    for text in (good, dense):
+        for token in seq.tokens[len(text) :]:
+            lm.model.step(token, text, dense=True)
+    ours, kept, other = (lm.model.step(5, text, dense=True) for text in (seq, good, dense))
+    np.testing.assert_allclose(ours, kept, atol=1e-4)
+    assert np.abs(ours - other).max() > 1e-3
+
+
+def test_what_is_sure_grows_with_good_comparisons(directory):
+    lm = opened(directory, GOOD, kl=100, every=8)
+    seq = lm.new_sequence()
+    lm.guard.prefill(list(range(2, 12)), seq)
+    assert seq.sure == 10  # a prompt is dense
+    sure = []
+    for token in range(20):
+        lm.guard.step(token + 2, seq)
+        sure.append(seq.sure)
+    assert sure == [10] * 7 + [18] * 8 + [26] * 5
+    assert seq.clone().sure == 26
+    seq.trim(20)
+    assert seq.sure == 20
+    seq = lm.new_sequence()
+    lm.model.modes_in_prefill = True
+    lm.guard.prefill(list(range(2, 12)), seq)
+    assert seq.sure == 0
 
 
 def test_what_it_says_in_a_run(directory, capsys):

@@ -6,17 +6,19 @@ import pytest
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA, StatePack, metrics
+from ralo import KWTA, Event, StatePack, metrics
 
 SPECIFIED = {"kwta.keep_ratio", "kwta.duty_hits", "kwta.temp", "kwta.flicker", "kwta.bytes_skipped"}
 SPECIFIED |= {"pack.enabled", "pack.mode", "pack.density", "pack.active", "pack.popcnt"}
+SPECIFIED |= {"event.enabled", "event.budget_ms_used", "event.quorum_hits", "event.topk_kept", "event.quality_gap"}
+SPECIFIED |= {"event.stale_pct"}
 
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
     """With every mode that there is."""
     tiny = write_hf(tmp_path_factory.mktemp("metrics") / "tiny", "llama", eos_token_id=None)
-    lm = ralo.load(tiny, modes=[StatePack(), KWTA(k=0.5)])
+    lm = ralo.load(tiny, modes=[StatePack(), KWTA(k=0.5), Event(target="attn", budget_ms=1000)])
     lm.generate("the house", max_tokens=30, temperature=0)
     return lm
 

@@ -9,7 +9,7 @@ import pytest
 
 from ralo.errors import RaloError
 from ralo.guard import GuardOptions
-from ralo.modes import KWTA, MODES, StatePack
+from ralo.modes import KWTA, MODES, Event, StatePack
 from ralo.modes.base import Override
 from ralo.options import Parser, fields, flag_name
 from ralo.plan import Setup, add_mode_flags, read_setup, read_toml, write_toml
@@ -25,7 +25,14 @@ OTHER = {
         "sinks": 0, "recent": 64, "min_ctx": 7, "rest": "off", "check": 0, "gap": 0.2, "mix": 0.5, "form": "seed",
         "predict": "on", "candidates": 0.5, "bits": 4,
     },
+    Event: {
+        "on": "off", "budget_ms": 25.0, "quorum": 0.5, "topk": 0.3, "delta_theta": 0.2, "gap_tol": 0.1,
+        "gap_every": 64, "target": "attn", "conv_eps": 0.01, "conv_j": 4, "stale_beta": 0.5, "stale_lambda": 0.2,
+        "age_max": 16, "keys": 64, "hold": 8, "head_gap": 0.2, "query_theta": 0.5, "min_ctx": 7, "block": "16",
+        "deltas": "all", "verify": "on", "record": "levels", "replay": "levels", "form": "seed",
+    },
 }  # fmt: skip
+NEEDED = {"record": {"budget_ms": 5.0}, "replay": {"budget_ms": 5.0}}  # settings that are refused alone
 CASES = [(mode, name, value) for mode, values in OTHER.items() for name, value in values.items()]
 
 
@@ -55,18 +62,19 @@ def test_every_setting_is_tried() -> None:
 
 @pytest.mark.parametrize(("mode", "name", "value"), CASES, ids=lambda v: str(v))
 def test_flags_environment_and_plan_agree(mode, name, value, tmp_path, monkeypatch):
-    field = next(f for f in fields(mode) if f.name == name)
-    flag = flag_name(field, mode.name)
-    key = f"{name.replace('_', '-')} = {value if isinstance(value, int | float) else repr(value)}"
-    by_flag = setup(f"--{flag}={value}")
-    by_plan = setup("--plan", plan_file(tmp_path, f"[{mode.name}]\n{key.replace(chr(39), chr(34))}\n"))
-    monkeypatch.setenv("RALO_" + flag.upper().replace("-", "_"), str(value))
+    settings = NEEDED.get(name, {}) | {name: value}
+    flags = {flag_name(f, mode.name): settings[f.name] for f in fields(mode) if f.name in settings}
+    keys = [f"{k.replace('_', '-')} = {v if isinstance(v, int | float) else repr(v)}" for k, v in settings.items()]
+    by_flag = setup(*(f"--{flag}={v}" for flag, v in flags.items()))
+    by_plan = setup("--plan", plan_file(tmp_path, "\n".join([f"[{mode.name}]", *keys]).replace(chr(39), chr(34))))
+    for flag, v in flags.items():
+        monkeypatch.setenv("RALO_" + flag.upper().replace("-", "_"), str(v))
     by_environment = setup()
     assert by_flag == by_plan == by_environment
     if name == "on":
         assert by_flag.plan.modes == ()
     else:
-        assert by_flag.plan.modes == (mode(**{name: value}),)
+        assert by_flag.plan.modes == (mode(**settings),)
 
 
 def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +130,10 @@ every = 9
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[kwtaa]\nk = 0.5", "unknown key 'kwtaa'; did you mean kwta? (keys: state-pack, kwta, guard, profile, about)"),
+        (
+            "[kwtaa]\nk = 0.5",
+            "unknown key 'kwtaa'; did you mean kwta? (keys: state-pack, kwta, event, guard, profile, about)",
+        ),
         ("[kwta]\ndutty = 2", "[kwta] has no key 'dutty'; did you mean duty? (keys: on, k,"),
         ("[kwta]\nk = 2", "[kwta] k must be a number from 0.01 to 1, got '2'"),
         ('[kwta]\nform = "sed"', "[kwta] form must be one of best, seed, got 'sed'; did you mean seed?"),

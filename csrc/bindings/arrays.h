@@ -43,3 +43,4 @@ void bind_neurons(nb::module_& m);
 void bind_keys(nb::module_& m);
 void bind_pack_keys(nb::module_& m);
 void bind_pack_mlp(nb::module_& m);
+void bind_event(nb::module_& m);

@@ -37,4 +37,5 @@ NB_MODULE(_core, m) {
   bind_keys(m);
   bind_pack_keys(m);
   bind_pack_mlp(m);
+  bind_event(m);
 }

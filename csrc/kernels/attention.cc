@@ -5,7 +5,7 @@ namespace ISA {
 namespace {
 
 constexpr size_t kKeys = 64;  // keys per step of the online softmax in decode
-constexpr size_t kHeads = 4;  // query heads that share one conversion of a key
+constexpr size_t kHeads = kLanes == 16 ? 6 : 4;  // query heads that share one conversion of a key
 constexpr size_t kTogether = kLanes == 16 ? 4 : 2,
                  kWide = kTogether;  // keys, and vectors of a value, held in registers
 
@@ -89,9 +89,13 @@ void attend_heads(const Keys& kv, const float* q, size_t t0, size_t t1, float* m
 
 template <class Key>
 void attend_keys(const Keys& kv, const float* q, size_t g, size_t t0, size_t t1, float* part) {
-  for (size_t h = 0; h < g; h += kHeads) {
+  const size_t rounds = (g + kHeads - 1) / kHeads;  // of about as many heads each
+  for (size_t r = 0; r < rounds; ++r) {
+    const size_t h = g * r / rounds;
     float *m = part + h, *l = part + g + h, *o = part + 2 * g + h * kv.ep;
-    switch (g - h < kHeads ? g - h : kHeads) {
+    switch (g * (r + 1) / rounds - h) {
+      case 6: attend_heads<Key, 6>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
+      case 5: attend_heads<Key, 5>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
       case 4: attend_heads<Key, 4>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
       case 3: attend_heads<Key, 3>(kv, q + h * kv.ep, t0, t1, m, l, o); break;
       case 2: attend_heads<Key, 2>(kv, q + h * kv.ep, t0, t1, m, l, o); break;

@@ -3,11 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "buffer.h"
-
 namespace {
 
 constexpr size_t kCompareEvery = 16;  // positions between two looks at how much the winners change
@@ -94,21 +89,14 @@ void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list,
   ++counts.compared;
 }
 
-size_t KwtaInput::apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
-  if (tokens == 0) return 0;
-  static thread_local Buffer<float> saved;
-  const size_t size = tokens * l.w->oc;
-  float* old = add ? saved.get(size) : nullptr;  // what a result that is not finite is added to in vain
-  if (add) std::memcpy(old, y, size * sizeof(float));
+size_t KwtaInput::run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
   Held& held = state<Held>(pass, l.place);
-  size_t bytes = tokens == 1 ? one(held, l, x, y, add, pass) : many(held, l, x, tokens, y, add, pass);
-  if (plant) y[0] = std::numeric_limits<float>::quiet_NaN(), plant = false;
-  if (!kernels().finite(y, size)) {
-    ++nonfinite;
-    if (add) std::memcpy(y, old, size * sizeof(float));
-    bytes += ::apply(*l.w, l.bias, x, tokens, y, add, pass.many);
-  }
-  return bytes;
+  if (tokens == 1) return one(held, l, x, y, add, pass);
+  return apply_kept(l, x, tokens, y, add, pass, [&](const float* from, size_t position, float* to) {
+    const Channels won = winners.choose(held, from, position);
+    const float scale = renorm && won.count ? static_cast<float>(n) / static_cast<float>(won.count) : 1.f;
+    for (size_t i = 0; i < won.count; ++i) to[won.list[i]] = from[won.list[i]] * scale;
+  });
 }
 
 size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
@@ -129,20 +117,4 @@ size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, boo
   winners.counts.bytes_read += bytes;
   winners.counts.bytes_skipped += l.w->bytes() - bytes;
   return bytes;
-}
-
-// Several tokens read all weights anyway: what did not win is zero, which gives what the tokens would give one by one.
-size_t KwtaInput::many(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add,
-                       const Pass& pass) {
-  static thread_local Buffer<float> rows;
-  float* kept = rows.get(tokens * n);
-  for (size_t t = 0; t < tokens; ++t) {
-    const float* from = x + t * n;
-    float* to = kept + t * n;
-    const Channels won = winners.choose(held, from, pass.past + t);
-    const float scale = renorm && won.count ? static_cast<float>(n) / static_cast<float>(won.count) : 1.f;
-    std::memset(to, 0, n * sizeof(float));
-    for (size_t i = 0; i < won.count; ++i) to[won.list[i]] = from[won.list[i]] * scale;
-  }
-  return ::apply(*l.w, l.bias, kept, tokens, y, add, pass.many);
 }

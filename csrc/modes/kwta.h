@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "block.h"
+#include "modes/guarded.h"
 
 // How many win: the k largest, or about as many, which is faster with a guess of the bound; all from a bound on; or the
 // fewest that hold `mass` of the sum of score^(1 / temp).
@@ -63,18 +63,16 @@ struct Winners {
   void compare(const std::vector<uint32_t>& before, const uint32_t* list, size_t count);
 };
 
-struct KwtaInput : Input {
+struct KwtaInput : GuardedInput {
   Winners winners;
-  bool renorm;         // results times n / kept
-  bool plant = false;  // the next result gets a NaN: shows that the guard works
-  KwtaInput(const Chooser& c, const Duty& d, bool renorm_) : Input(c.n), winners{c, d}, renorm(renorm_) {}
+  bool renorm;  // results times n / kept
+  KwtaInput(const Chooser& c, const Duty& d, bool renorm_) : GuardedInput(c.n), winners{c, d}, renorm(renorm_) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
-  size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   Channels choose(const float* x, size_t position, Place place, const Pass& pass) override {
     return winners.choose(state<Held>(pass, place), x, position);
   }
 
  private:
+  size_t run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
-  size_t many(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 };

@@ -23,6 +23,8 @@ def set_threads(n: int) -> None: ...
 
 PAD: int = 64
 
+FEW_TOKENS: int = 8
+
 GROUP_INT8: int = 64
 
 GROUP_INT4: int = 32
@@ -342,6 +344,79 @@ class PackMlp(MlpSlot):
     @property
     def plant(self) -> bool:
         """the next gate gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+class Pacer:
+    """How much each layer of a token may spend; level 0 is all of the work"""
+
+    def __init__(self, levels: int, layers: int, still: int) -> None: ...
+
+    def begin(self, seconds: float) -> None:
+        """A token starts, whose layers may take so long"""
+
+    def replay(self, levels: Sequence[int]) -> None:
+        """A token starts, whose levels are known"""
+
+    def end(self) -> float:
+        """Seconds that the token's layers took"""
+
+    def level(self, layer: int) -> int: ...
+
+    @property
+    def used(self) -> list[int]:
+        """Levels by layer, of the last token"""
+
+    @property
+    def least(self) -> float:
+        """Seconds that a token's layers take at the last level"""
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of a layer, by level; 0: not known yet"""
+
+    @property
+    def levels(self) -> int: ...
+
+class EventInput(Input):
+    """Only the channels that moved since they were sent are read"""
+
+    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, most: Sequence[int], track: bool, theta: float, quorum: float, conv_eps: float, conv_j: int, age_max: int, layer: int, pacer: Pacer | None) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+class EventBlocks(Input):
+    """Blocks of channels keep their last result; the document's form"""
+
+    def __init__(self, n: int, block: int, most: Sequence[int], theta: float, beta: float, decay: float, age_max: int, layer: int, pacer: Pacer | None) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+class EventKeys(AttendSlot):
+    """The same keys for some tokens, where that is good enough"""
+
+    def __init__(self, keys: int, limits: Sequence[float], sinks: int = 4, recent: int = 32, min_ctx: int = 1024, age_max: int = 32, phase: int = 0, query_theta: float = 0.0, reuse_theta: float = 0.0, beta: float = 1.0, decay: float = 0.0, layer: int = 0, pacer: Pacer | None = None) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
 
     @plant.setter
     def plant(self, arg: bool, /) -> None: ...

@@ -8,7 +8,9 @@ from itertools import combinations
 from typing import Any
 
 from ralo.errors import RaloError
+from ralo.modes import MODES
 from ralo.modes.base import LayerSlots, LayerView, Mode
+from ralo.pace import Pace
 
 REFUSE = "refuse"
 
@@ -64,7 +66,14 @@ RULES = (
         for a in SKIPPERS
         for b in ("tt", "statecells")
     ),
-    Rule("state-pack", "event", "gives a zero mask to", "a popcount and a delta never act on one score unrefined"),
+    Rule(
+        "state-pack",
+        "event",
+        "chooses keys instead of",
+        "codes choose for every token, which is better than a choice that is held; exact scores refine it",
+        when=lambda a, b: getattr(a, "target", "both") != "mlp" and getattr(b, "target", "both") != "mlp",
+    ),
+    Rule("state-pack", "event", "gives a zero mask to", "neurons that are silent send nothing, whatever moved"),
     Rule(
         "state-pack",
         "kwta",
@@ -89,14 +98,22 @@ RULES = (
 
 
 @dataclass(frozen=True)
+class Built:
+    """A plan in the layers of a model."""
+
+    slots: list[LayerSlots]
+    pace: Pace | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Modes that go together, in the order they fill slots, and what was decided between them."""
 
     modes: tuple[Mode, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def slots(self, views: list[LayerView]) -> list[LayerSlots]:
-        """Every layer's slots, filled."""
+    def build(self, views: list[LayerView]) -> Built:
+        """Every layer's slots, filled, and what keeps the time where a mode has a budget."""
         ready = [mode.prepare(views) for mode in self.modes]
         out = []
         for view in views:
@@ -104,7 +121,12 @@ class Plan:
             for mode in ready:
                 mode.build(view, slots)
             out.append(slots)
-        return out
+        return Built(out, next((mode.pace for mode in ready if mode.pace), None))
+
+    @property
+    def verified(self) -> bool:
+        """Whether the modes only draft, and dense has the word."""
+        return any(getattr(mode, "verify", "off") == "on" for mode in self.modes)
 
     @property
     def in_prefill(self) -> bool:
@@ -113,7 +135,9 @@ class Plan:
 
 def compose(modes: Iterable[Mode]) -> Plan:
     """The plan of the modes that are on; one that cannot be is refused before any model is loaded."""
-    on = {mode.name: mode for mode in modes if mode.enabled}
+    order = list(MODES)  # who proposes comes before who takes, whatever order they are given in
+    by_order = sorted(modes, key=lambda mode: order.index(mode.name) if mode.name in order else len(order))
+    on = {mode.name: mode for mode in by_order if mode.enabled}
     notes = []
     for rule in RULES:
         a, b = on.get(rule.a), on.get(rule.b)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from ralo.errors import RaloError
 from ralo.model import Runner
 from ralo.sampling import Sampler
@@ -34,6 +36,7 @@ class Stats:
     decode_s: float = 0.0  # time of those passes, of choosing their tokens, and of making room in a full context
     decode_bytes: int = 0  # weights, keys and values read by all that
     finish: str = ""  # length, stop, eos, context
+    times: list[float] = field(default_factory=list, repr=False)  # of each pass, with choosing its token
 
     @property
     def prefill_tok_s(self) -> float:
@@ -42,6 +45,11 @@ class Stats:
     @property
     def decode_tok_s(self) -> float:
         return self.steps / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def p99_ms(self) -> float:
+        """Milliseconds that 99 in 100 tokens do not take longer than."""
+        return 1e3 * float(np.percentile(self.times, 99)) if self.times else 0.0
 
     @property
     def bytes_per_token(self) -> float:
@@ -79,14 +87,18 @@ def generate(model: Runner, seq: TextState, request: Request, text: TextStream |
     logits = model.prefill(request.prompt, seq)
     stats.prompt_tokens, stats.prefill_s = len(request.prompt), time.perf_counter() - clock
     stats.prefill_bytes = model.bytes_read - before
-    output = _Output(text, request.stop)
+    output, seconds = _Output(text, request.stop), 0.0
     while True:
         if stats.new_tokens == request.max_tokens:
             stats.finish = "length"
             break
         clock = time.perf_counter()
         token = request.sampler(logits, seq.tokens)
-        stats.decode_s += time.perf_counter() - clock if stats.new_tokens else 0.0
+        if stats.steps:  # the first token comes from the prompt's own pass
+            seconds += time.perf_counter() - clock
+            stats.decode_s += seconds
+            stats.times.append(seconds)
+            model.took(seconds)
         if token in request.stop_ids:
             stats.finish = "eos"
             break
@@ -104,7 +116,7 @@ def generate(model: Runner, seq: TextState, request: Request, text: TextStream |
             stats.finish = "context"
             break
         logits = model.step(token, seq)
-        stats.decode_s += time.perf_counter() - clock
+        seconds = time.perf_counter() - clock
         stats.decode_bytes += model.bytes_read - before
         stats.steps += 1
     if rest := output.flush():

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralo.config import ModelConfig
-from ralo.model import Model
+from ralo.model import FEW, Model
+from ralo.modes.base import Mode
 from ralo.options import flag
 from ralo.quality import divergence, log_probs
 from ralo.sequence import Sequence as TextState
@@ -21,7 +22,10 @@ F32 = NDArray[np.float32]
 
 FIRST_CHECK = 8  # tokens; the distance doubles up to `every` while nothing happens
 FARTHEST = 100.0  # nats
-WINDOW = 4  # checks that are averaged: one odd token is no reason
+WINDOW = 4  # good comparisons after which a mode comes back
+TRIAL = 2  # tokens that it runs before each of them
+MANY = 32  # comparisons that are averaged
+PACED = 128  # tokens before the first comparison under a time budget, which it breaks
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,19 @@ class GuardOptions:
 class Watch:
     """One mode under the guard."""
 
+    limit: float  # KL at which it is too far from dense
     on: bool = True
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=MANY))
+    gap: float = 0.0  # KL summed over `compared` comparisons while it was on
+    compared: int = 0
 
     def mean(self) -> float:
         return sum(self.recent) / len(self.recent) if self.recent else 0.0
+
+    def too_far(self, limit: float) -> bool:
+        """Tokens differ by as much as their mean: the fewer were compared, the farther off their mean may be."""
+        n = len(self.recent)
+        return n > 1 and self.mean() * (1 - n**-0.5) > limit
 
 
 class Guard:
@@ -55,13 +67,17 @@ class Guard:
         self.events: list[str] = []
         self._wait = self._left = FIRST_CHECK
         self._tokens = self._compared = 0
+        self._every, self._checked = options.every, False
         self.attach()
 
-    def attach(self) -> None:
+    def attach(self, modes: Sequence[Mode] = ()) -> None:
         """Takes over the slots as they are now. A mode that is off stays off until a comparison clears it."""
         names = {o.mode for s in self.model.slots for o in s.taken.values()}
-        self.modes = {name: self.modes.get(name, Watch()) for name in sorted(names)}
+        limits = {mode.name: mode.gap_limit for mode in modes if mode.gap_limit is not None}
+        self._every = min([self.options.every, *(mode.gap_spacing for mode in modes if mode.gap_spacing)])
+        self.modes = {name: self.modes.get(name, Watch(0.0)) for name in sorted(names)}
         for name, watch in self.modes.items():
+            watch.limit = limits.get(name, self.options.kl)
             watch.recent.clear()
             self._set(name, watch.on)
         self._soon()
@@ -80,15 +96,23 @@ class Guard:
         return sum(o.slot.nonfinite for s in self.model.slots for o in s.taken.values())
 
     def prefill(self, tokens: Sequence[int], seq: TextState) -> F32:
-        return self.model.prefill(tokens, seq)
+        logits = self.model.prefill(tokens, seq)
+        if not self.model.modes_in_prefill:
+            seq.sure = len(seq)
+        return logits
 
     def step(self, token: int, seq: TextState) -> F32:
         self._tokens += 1
         self._left -= 1
-        if not self.modes or self.options.on == "off" or self._left > 0:
+        self._checked = bool(self.modes) and self.options.on == "on" and self._left <= 0
+        if not self._checked:
             return self.model.step(token, seq)
-        self._wait = self._left = min(2 * self._wait, self.options.every)
+        self._wait = self._left = min(2 * self._wait, self._every)
         return self._check(token, seq)
+
+    def took(self, seconds: float) -> None:
+        if not self._checked:  # a comparison's time says nothing of the steps to come
+            self.model.took(seconds)
 
     def _check(self, token: int, seq: TextState) -> F32:
         """One step with comparisons; what it returns is what the modes that are on afterwards make of it."""
@@ -101,7 +125,7 @@ class Guard:
         target = log_probs(run(dense=True)[None])
         on = [name for name, watch in self.modes.items() if watch.on]
         off = [name for name in self.modes if name not in on]
-        changed = [name for name in off if self._clears(name, self._alone(name, target, run))]
+        changed = [name for name in off if self._clears(name, self._trial(name, target, token, seq))]
         for name in changed:
             self._switch(name, True)
         spent = time.perf_counter() - clock
@@ -111,21 +135,40 @@ class Guard:
             worst = max(on, key=lambda name: self._alone(name, target, run)) if len(on) > 1 else on[0]
             self._switch(worst, False)
             changed.append(worst)
+        some_on = any(watch.on for watch in self.modes.values())
+        if changed and not some_on:
+            self._repair(seq, start)
         if changed:
-            live = run(dense=not any(watch.on for watch in self.modes.values()))
+            live = run(dense=not some_on)
+        elif self._good(on):
+            seq.sure = len(seq)
         self.counts["checks"] += 1
         self.counts["cost_s"] += spent + time.perf_counter() - clock
         return live
+
+    def _repair(self, seq: TextState, length: int) -> None:
+        """Computes densely what modes have written since it was last found good: from here on the text is dense's."""
+        tokens, first = seq.tokens[:length], min(seq.sure, length)
+        seq.trim(first)
+        for at in range(first, length, FEW):
+            self.model.forward(tokens[at : min(at + FEW, length)], seq, dense=True)
 
     def _too_far(self, on: list[str], target: F32, ours: F32) -> bool:
         gap = _gap(target, ours)
         self._compared += 1
         self.counts["kl"] += gap
         self.counts["top1"] += float(target.argmax() == ours.argmax())
-        for name in on:
-            self.modes[name].recent.append(gap)
-        watch = self.modes[on[0]]
-        return len(watch.recent) > 1 and watch.mean() > self.options.kl
+        watches = [self.modes[name] for name in on]
+        for watch in watches:
+            watch.recent.append(gap)
+            watch.gap += gap
+            watch.compared += 1
+        limit = max(watch.limit for watch in watches)
+        return any(watch.too_far(limit) for watch in watches)
+
+    def _good(self, on: list[str]) -> bool:
+        """The last comparison was within the limit: one that was not, and did not switch off yet, clears nothing."""
+        return not on or self.modes[on[0]].recent[-1] <= max(self.modes[name].limit for name in on)
 
     def _alone(self, name: str, target: F32, run: Callable[..., F32]) -> float:
         """The gap with only this mode on."""
@@ -136,11 +179,26 @@ class Guard:
             self._set(other, watch.on)
         return gap
 
+    def _trial(self, name: str, target: F32, token: int, seq: TextState) -> float:
+        """The gap of a mode that is off, after it ran a few tokens: at its first one it may be dense."""
+        start, first = len(seq) - 1, max(0, len(seq) - 1 - TRIAL)
+        tokens = [*seq.tokens[first:start], token]
+        seq.trim(first)
+        for other in self.modes:
+            self._set(other, other == name)
+        logits = [self.model.step(t, seq) for t in tokens][-1]
+        for other, watch in self.modes.items():
+            self._set(other, watch.on)
+        seq.trim(first)
+        if first < start:
+            self.model.forward(tokens[:-1], seq, dense=True)
+        return _gap(target, log_probs(logits[None]))
+
     def _clears(self, name: str, gap: float) -> bool:
         """A mode that is off comes back after a full window of small gaps."""
         watch = self.modes[name]
         watch.recent.append(gap)
-        return len(watch.recent) == WINDOW and watch.mean() < self.options.back * self.options.kl
+        return len(watch.recent) >= WINDOW and _mean(list(watch.recent)[-WINDOW:]) < self.options.back * watch.limit
 
     def _switch(self, name: str, on: bool) -> None:
         watch = self.modes[name]
@@ -150,7 +208,10 @@ class Guard:
         watch.on = on
         watch.recent.clear()
         self._set(name, on)
-        self._soon()
+        if on:
+            self._soon()
+        else:
+            self._wait = self._left = self._every  # it has shown what it does: there is no hurry to look again
 
     def _set(self, name: str, on: bool) -> None:
         for slots in self.model.slots:
@@ -159,7 +220,13 @@ class Guard:
                     occupant.slot.on = on
 
     def _soon(self) -> None:
-        self._wait = self._left = min(FIRST_CHECK, self.options.every)
+        self._wait = self._left = min(PACED if self.model.pace else FIRST_CHECK, self._every)
+
+    def quality_gap(self, name: str) -> float:
+        """exp(KL from dense) - 1, mean over the comparisons while the mode was on: so much would the perplexity of
+        dense's own text rise."""
+        watch = self.modes[name]
+        return float(np.expm1(watch.gap / watch.compared)) if watch.compared else 0.0
 
     def metrics(self) -> dict[str, float]:
         compared = max(1, self._compared)
@@ -170,6 +237,10 @@ class Guard:
             "nonfinite": float(self.nonfinite),
             "modes_off": float(sum(not watch.on for watch in self.modes.values())),
         }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _gap(target: F32, ours: F32) -> float:

@@ -15,7 +15,7 @@ from ralo.errors import RaloError
 from ralo.generate import ON_FULL, Piece, Request, Stats, generate
 from ralo.guard import Guard, GuardOptions
 from ralo.matrix import QUANTS
-from ralo.model import Model
+from ralo.model import Model, Runner
 from ralo.modes import Mode
 from ralo.modes.base import LayerView
 from ralo.options import flag
@@ -25,6 +25,7 @@ from ralo.quality import Quality, perplexity
 from ralo.sampling import Sampler, Sampling
 from ralo.sequence import KV_KINDS
 from ralo.sequence import Sequence as TextState
+from ralo.verify import Drafting, Verified
 from ralo.weights import Weights
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class LM:
         self.plan = Plan()
         self.profile: Profile | None = None
         self.guard = Guard(model, guard)
+        self.drafting = Drafting()
         self._open_tokenizer = tokenizer
         self._tokens_made = 0
 
@@ -77,9 +79,10 @@ class LM:
         profile = profile or self.profile
         check_layers(plan, self.model.cfg.n_layers)
         views = [LayerView(i, self.model.cfg, w, profile) for i, w in enumerate(self.model.weights.layers)]
-        self.model.use(plan.slots(views), plan.in_prefill)
+        built = plan.build(views)
+        self.model.use(built.slots, plan.in_prefill, built.pace, plan.verified)
         self.plan, self.profile = plan, profile
-        self.guard.attach()
+        self.guard.attach(plan.modes)
 
     @property
     def quant(self) -> str:
@@ -121,10 +124,14 @@ class LM:
         sampler = Sampler(sampling or Sampling(**fields))
         return Request(tokens, sampler, max_tokens, self.stop_ids, stop, on_full)
 
+    def runner(self, sampler: Sampler) -> Runner:
+        """What makes a text whose tokens `sampler` chooses: the model under guard, or drafts that are verified."""
+        return Verified(self.model, self.drafting, sampler) if self.plan.verified else self.guard
+
     def run(self, request: Request, seq: TextState | None = None) -> Iterator[Piece]:
         """Tokens and text as they are made, after `seq` where one is given; `request.stats` tells what it cost."""
         seq = self.new_sequence() if seq is None else seq  # not `or`: an empty one is false
-        for piece in generate(self.guard, seq, request, self.tokenizer.stream(after=request.prompt)):
+        for piece in generate(self.runner(request.sampler), seq, request, self.tokenizer.stream(after=request.prompt)):
             self._tokens_made += piece.token >= 0
             yield piece
 

@@ -21,7 +21,14 @@ def summed(model: Model, guard: Guard) -> dict[str, float]:
     """Every metric of the modes that are in the slots, and the guard's."""
     if not model.has_modes:
         return {}
-    return _of(model.slots) | {f"guard.{name}": value for name, value in guard.metrics().items()}
+    out = _of(model.slots)
+    for name, mode in MODES.items():
+        if name in guard.modes and "quality_gap" in mode.metrics:
+            out[f"{WORDS[name]}.quality_gap"] = guard.quality_gap(name)
+        if name in guard.modes and model.pace and "budget_ms_used" in mode.metrics:
+            out[f"{WORDS[name]}.budget_ms_used"] = model.pace.mean_ms
+            out[f"{WORDS[name]}.level"] = model.pace.mean_level
+    return out | {f"guard.{name}": value for name, value in guard.metrics().items()}
 
 
 def per_layer(model: Model) -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.config import ModelConfig
 from ralo.modes.base import LayerSlots
+from ralo.pace import Pace
 from ralo.rope import RopeTable
 from ralo.sequence import Sequence
 from ralo.weights import LayerWeights, Norm, Weights
@@ -18,6 +19,7 @@ from ralo.weights import LayerWeights, Norm, Weights
 F32 = NDArray[np.float32]
 
 PREFILL_CHUNK = 512  # tokens of a prompt computed together: bounds the memory of activations
+FEW = _core.FEW_TOKENS  # as many give together, bit for bit, what each gives alone
 
 
 class Layer:
@@ -51,14 +53,19 @@ class Model:
         self._bytes_read = 0  # counted by the kernels
         self.slots = [LayerSlots() for _ in self.layers]
         self.modes_in_prefill = False
+        self.pace: Pace | None = None
+        self.verified = False
         self._rope = RopeTable(cfg.rope) if cfg.rope else None
 
-    def use(self, slots: list[LayerSlots], in_prefill: bool = False) -> None:
-        """Fills the slots of every layer; empty ones are dense. `in_prefill`: prompts go through them too."""
+    def use(
+        self, slots: list[LayerSlots], in_prefill: bool = False, pace: Pace | None = None, verified: bool = False
+    ) -> None:
+        """Fills the slots of every layer; empty ones are dense. `in_prefill`: prompts go through them too; `pace`:
+        keeps a budget of time for each step; `verified`: what the slots give is a draft, the text is dense's."""
         for layer, s in zip(self.layers, slots, strict=True):
             layer.attention.use(s.qkv, s.o, s.attend)
             layer.mlp.use(s.up, s.down, s.mlp)
-        self.slots, self.modes_in_prefill = slots, in_prefill
+        self.slots, self.modes_in_prefill, self.pace, self.verified = slots, in_prefill, pace, verified
 
     @property
     def has_modes(self) -> bool:
@@ -98,9 +105,28 @@ class Model:
 
     def step(self, token: int, seq: Sequence, dense: bool = False) -> F32:
         """One more token; scores of the next (V)."""
-        logits = np.empty((1, self.weights.head.oc), np.float32)
-        self._run((token,), seq, 0, True, dense, logits)
-        return logits[0, : self.cfg.vocab]
+        pace = None if dense else self.pace
+        if pace:
+            pace.begin()
+        logits = self._scores((token,), seq, dense)
+        if pace:
+            pace.end()
+        out: F32 = logits[0]
+        return out
+
+    def verify(self, tokens: Many[int], seq: Sequence) -> F32:
+        """A few tokens (at most FEW) in one dense pass: scores (T, V), bit for bit those of dense steps."""
+        return self._scores(tokens, seq, dense=True)
+
+    def _scores(self, tokens: Many[int], seq: Sequence, dense: bool) -> F32:
+        logits = np.empty((len(tokens), self.weights.head.oc), np.float32)
+        self._run(tokens, seq, 0, True, dense, logits)
+        return logits[:, : self.cfg.vocab]
+
+    def took(self, seconds: float) -> None:
+        """What the last step took, with all that was done around it."""
+        if self.pace:
+            self.pace.took(seconds)
 
     @property
     def nbytes(self) -> int:
@@ -122,6 +148,9 @@ class Runner(Protocol):
     def bytes_read(self) -> int: ...
     def prefill(self, tokens: Many[int], seq: Sequence) -> F32: ...
     def step(self, token: int, seq: Sequence) -> F32: ...
+    def took(self, seconds: float) -> None:
+        """What the last step took, with all that was done around it."""
+        ...
 
 
 class Dense:
@@ -139,6 +168,9 @@ class Dense:
 
     def step(self, token: int, seq: Sequence) -> F32:
         return self.model.step(token, seq, dense=True)
+
+    def took(self, seconds: float) -> None:
+        pass
 
 
 def norm(cfg: ModelConfig, weights: Norm) -> _core.Norm:

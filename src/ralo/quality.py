@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,7 +72,19 @@ def _along(
         each = list(zip([seq, *(seq.clone() for _ in paths[1:])], paths, strict=True))
         for a in range(start, stop, PREFILL_CHUNK):
             b, length = min(a + PREFILL_CHUNK, stop), first + stop - start
-            yield a, b, [model.logits(model.forward(tokens[a:b], s, length, exact, dense)) for s, dense in each]
+            yield a, b, [_scores(model, tokens[a:b], s, length, exact, dense) for s, dense in each]
+
+
+def _scores(model: Model, tokens: Sequence[int], seq: TextState, length: int, exact: bool, dense: bool) -> F32:
+    """Scores of the tokens after these (T, V). Under a time budget they are run one by one, by the clock."""
+    if dense or model.verified or not model.pace:
+        return model.logits(model.forward(tokens, seq, length, exact, dense or model.verified))
+    out = np.empty((len(tokens), model.cfg.vocab), np.float32)
+    for i, token in enumerate(tokens):
+        clock = time.perf_counter()
+        out[i] = model.step(token, seq)
+        model.took(time.perf_counter() - clock)
+    return out
 
 
 def losses(
@@ -120,12 +133,12 @@ def perplexity(
     exact: bool = True,
     first: int = 0,
 ) -> Quality:
-    """The path that decoding takes beside dense. With no mode on they are the same by definition.
+    """The path that decoding takes beside dense. With no mode on, or drafts verified, they are the same by definition.
 
     `first`: only positions from this one of each window on are measured; what is before is a prompt, run densely.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # damaged weights overflow; the line below says so
-        if not model.has_modes:
+        if not model.has_modes or model.verified:
             loss = dense = losses(model, tokens, ctx, kv, progress, exact, first)
             kl, same = 0.0, 1.0
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -39,13 +40,24 @@ class Sampler:
         self.seed = options.seed if options.seed >= 0 else int(np.random.SeedSequence().generate_state(1)[0])
         self._random = np.random.default_rng(self.seed)
 
+    def fork(self) -> Sampler:
+        """One that will choose as this one will, without using up its random numbers."""
+        other = copy.copy(self)
+        if not self.greedy:
+            other._random = copy.deepcopy(self._random)
+        return other
+
+    @property
+    def greedy(self) -> bool:
+        return self.options.temperature == 0 or self.options.top_k == 1
+
     def __call__(self, logits: NDArray[np.float32], recent: Sequence[int] = ()) -> int:
         o = self.options
         if recent and (o.repeat_penalty != 1 or o.presence_penalty):
             logits = self._penalised(logits, recent)
         if not np.isfinite(logits.max()):  # NaN or +inf anywhere, or nothing but -inf
             raise RaloError("the model's scores are not finite numbers: its weights are damaged")
-        if o.temperature == 0 or o.top_k == 1:
+        if self.greedy:
             return int(np.argmax(logits))
         ids, p = self._candidates(logits)
         total = np.cumsum(p)

@@ -68,6 +68,7 @@ class Sequence:
     tokens: list[int]
     layers: list[LayerCache]
     states: list[_core.LayerState]  # what modes remember, per layer
+    sure: int = 0  # tokens up to which nothing is worse than dense: a prompt, or found good by the guard
     room: int = 0  # tokens that fit into `caches` as they are
     caches: list[_core.LayerCache] = field(default_factory=list)
 
@@ -96,13 +97,23 @@ class Sequence:
         if not 0 <= length <= len(self):
             raise ValueError(f"cannot trim {len(self)} tokens to {length}")
         del self.tokens[length:]
+        self.sure = min(self.sure, length)
         for state in self.states:
             state.trim(length)
+
+    def rewind(self, length: int) -> None:
+        """The tokens after the first `length` are to be run again, or accepted; what modes remember of them stays."""
+        del self.tokens[length:]
+
+    def accept(self, token: int) -> None:
+        """One more token, whose keys and values are in the caches since before a `rewind`."""
+        self.tokens.append(token)
 
     def clone(self) -> Sequence:
         """An independent copy that can go on differently."""
         layers = [layer.clone(len(self)) for layer in self.layers]
-        return Sequence(self.cfg, self.kv, list(self.tokens), layers, [state.clone() for state in self.states])
+        states = [state.clone() for state in self.states]
+        return Sequence(self.cfg, self.kv, list(self.tokens), layers, states, self.sure)
 
     @property
     def nbytes(self) -> int:

@@ -282,3 +282,18 @@ def test_wrong_rows_are_refused(error, keys, values, at):
 def test_wrong_queries_are_refused(error, q, heads, past, out):
     with pytest.raises(error):
         Cache("f16", 2, 4, 16).core.attend(q, heads, past, 0, 1.0, out)
+
+
+FEW = pairwise((2, 3, 5, 8), (0, 1, 500, 508, 511, 512, 1100), HEADS, (20, 64, 128), (0, 4096), KV)
+
+
+@pytest.mark.parametrize("params", FEW, ids=str)
+def test_a_few_tokens_give_bit_for_bit_what_each_gives_alone(level, params):
+    tokens, past, heads, e, window, kv = params
+    together, _ = run(*params)
+    q, k, v, *_ = case(*params)
+    held = filled(kv, heads[1], k, v, e)
+    for t in range(tokens):
+        alone = np.full((1, heads[0] * e), np.nan, np.float32)
+        held.core.attend(q[past + t : past + t + 1], heads[0], past + t, window, e**-0.5, alone, True)
+        assert np.array_equal(alone[0], together[t])

@@ -38,12 +38,18 @@ def bound(tokens, past, heads, e, window, kv) -> np.ndarray:
     return rounded.attend_error(q, k, v, past, window, e**-0.5).reshape(tokens, -1) + floats
 
 
+def few(tokens, past, heads, e, window, kv) -> bool:
+    """Where exactness is asked for they go through decode, each as it would alone."""
+    return tokens <= ref.FEW_TOKENS and not (window and past + tokens > window)
+
+
 @pytest.mark.parametrize("params", PREFILL, ids=str)
 def test_near_the_reference(level, params):
     (got, read), (exact, read_exact) = (run(*params, exact) for exact in (False, True))
-    assert read == read_exact
+    assert read == read_exact or few(*params)
     if level not in rounded.LEVELS or params[-1] not in WORDS:
-        assert np.array_equal(got, exact)
+        assert np.array_equal(got, exact) or few(*params)
+        np.testing.assert_allclose(got, exact, atol=1e-5)
         return
     want = case(*params)[3]
     assert not np.array_equal(got, exact)
@@ -156,7 +162,7 @@ def test_equal_scores_of_any_size_give_the_mean(level, kv):
 @pytest.mark.parametrize("kv", KV)
 def test_what_is_never_rounded(level, kv):
     """One token; and heads so wide that words would have too few bits."""
-    for params in ((1, 70, (4, 2), 20, 0, kv), (3, 70, (2, 1), 1040, 0, kv)):
+    for params in ((1, 70, (4, 2), 20, 0, kv), (ref.FEW_TOKENS + 1, 70, (2, 1), 1040, 0, kv)):
         assert np.array_equal(*(run(*params, exact)[0] for exact in (False, True)))
 
 

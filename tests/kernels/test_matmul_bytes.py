@@ -86,8 +86,8 @@ def test_a_token_does_not_depend_on_the_others(level, quant):
     w = _core.Matrix(quant, 300, 128, data, scales, None)
     x = inputs(130, 300, 128)[0]
     whole = product(w, x, 128)
-    for first in range(0, 130, 2):
-        assert np.array_equal(whole[first : first + 2], product(w, x[first : first + 2], 128))
+    for first in range(0, 130, 13):  # more than a few, which go another way where bytes do not pay
+        assert np.array_equal(whole[first : first + 13], product(w, x[first : first + 13], 128))
 
 
 # ---------------------------------------------------------------- numbers at the edge
@@ -137,7 +137,7 @@ def test_weights_of_every_size(level, quant, size):
 
 @pytest.mark.parametrize("quant", QUANTS)
 def test_weights_of_zero(level, quant):
-    x, _, bias = inputs(7, 300, 64)
+    x, _, bias = inputs(13, 300, 64)
     rows = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
     rows[:, 128:256] = 0  # a group of channels
     rows[5] = 0  # an output

@@ -9,6 +9,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 HEAD_PAD = 16  # head widths are padded to a multiple of this
+FEW_TOKENS = 8  # that give together what each gives alone
 TILE_ROWS = 192  # query rows (tokens x heads of a group) that a prefill tile reads keys for
 EPS = 2.0**-24  # half an ulp of 1.0: the relative error of one float32 operation
 
@@ -66,9 +67,10 @@ def attend(q: F32, k: F64, v: F64, past: int, window: int, scale: float) -> tupl
 
 
 def bytes_read(kv: str, tokens: int, past: int, heads: int, kv_heads: int, e: int, window: int) -> int:
-    """Keys and values that are read: once a kv head in decode, once a tile of queries in prefill."""
+    """Keys and values that are read: once a kv head for a few tokens, else once a tile of queries."""
     row = padded(e) * {"f32": 4, "f16": 2, "int8": 1}[kv] + (4 if kv == "int8" else 0)  # int8: and a float32 scale
-    step = max(1, TILE_ROWS // (heads // kv_heads))
+    few = tokens <= FEW_TOKENS and not (window and past + tokens > window)
+    step = tokens if few else max(1, TILE_ROWS // (heads // kv_heads))
     total = 0
     for first in range(past, past + tokens, step):
         last = min(first + step, past + tokens) - 1

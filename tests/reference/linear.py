@@ -124,7 +124,7 @@ def apply(dense: F64, x: F32, start: F32 | float = 0.0) -> F64:
 
 
 def fixed_point(quant: str, scales: U16 | None, x: F32) -> float:
-    """What one output may be off by where x times its scales is rounded to 16 bits (int8 and int4, one token, VNNI).
+    """What one output may be off by where x times its scales is rounded to 16 bits (int8 and int4, a few tokens, VNNI).
 
     A unit is 1 / 32512 of the largest |x||scale|. A channel is off by half a unit times the largest weight; the sums,
     whole numbers below 2^31, are rounded to float32 three times, each relative to 255 * 32512 units a channel.

@@ -1,9 +1,10 @@
 """Acceptance: what each mode promises, measured line by line. One file per mode."""
 
+from ralo.accept.event import accept as accept_event
 from ralo.accept.kwta import accept as accept_kwta
 from ralo.accept.rows import Acceptance, Row, Task
 from ralo.accept.statepack import accept as accept_statepack
 
-ACCEPT: dict[str, Acceptance] = {"state-pack": accept_statepack, "kwta": accept_kwta}
+ACCEPT: dict[str, Acceptance] = {"state-pack": accept_statepack, "kwta": accept_kwta, "event": accept_event}
 
 __all__ = ["ACCEPT", "Row", "Task"]

@@ -19,6 +19,7 @@ from ralo.model import Dense
 from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.plan import Setup, add_mode_flags, read_setup
 from ralo.quality import perplexity
+from ralo.sampling import Sampler, Sampling
 from ralo.texts import held_out, sample
 
 
@@ -90,7 +91,7 @@ def _speeds(options: BenchOptions, quant: str, phases: list[Phase], setup: Setup
     lm = load(options.model, quant, options.kv, options.threads, setup=setup)
     room = _room(lm, phases)
     text = sample(lm) if lm.model.has_modes else [0]  # dense speed does not depend on what a text says
-    ours = Ralo(lm, lm.guard, text)
+    ours = Ralo(lm, lm.runner(Sampler(Sampling(temperature=0))), text)
     engines: dict[str, Engine] = {"ralo": ours}
     if lm.model.has_modes:
         engines["dense"] = Ralo(lm, Dense(lm.model), text)

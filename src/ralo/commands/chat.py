@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
             continue
         print(stats_line(lm, stats), file=sys.stderr)
         turns.append(stats_record(lm, stats))
+    if lm.model.pace:
+        lm.model.pace.save()
     if args.json:
         screen.json_line({"messages": talk.messages, "turns": turns})
     return 0

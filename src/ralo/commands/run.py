@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     request = lm.request(prompt, options.tokens, stop=stop, on_full=options.on_full, sampling=sampling)
     text, interrupted = stream(lm, request, echo=prompt)
     print()
+    if lm.model.pace:
+        lm.model.pace.save()
     print(stats_line(lm, request.stats), file=sys.stderr if args.json else sys.stdout, flush=True)
     if args.json:
         screen.json_line(
@@ -117,6 +119,12 @@ def modes_line(lm: LM, stats: Stats) -> str:
     skipped = sum(float(value) for name, value in m.items() if name.endswith(".bytes_skipped"))
     if stats.steps:
         parts.append(f"{screen.size(skipped / stats.steps)}/token skipped")
+    if pace := lm.model.pace:
+        parts.append(f"budget {1e3 * pace.budget_s:g} ms: mean {pace.mean_ms:.1f}, p99 {stats.p99_ms:.1f}")
+        parts += [pace.note] * bool(pace.note)
+    if lm.plan.verified:
+        drafts = lm.drafting.metrics()
+        parts.append(f"verified: {drafts['accept_rate']:.0%} of {drafts['drafts']:.1f} drafts a pass accepted")
     if checks := int(float(m["guard.checks"])):
         parts.append(f"{counted(checks, 'check')}: KL {m['guard.kl']:.3f}, top-1 {m['guard.top1']:.0%}")
     parts += [f"guard switched {event}" for event in lm.guard.events]
@@ -130,8 +138,11 @@ def counted(n: int, what: str) -> str:
 
 
 def stats_record(lm: LM, stats: Stats) -> dict[str, object]:
+    figures = asdict(stats)
+    del figures["times"]
     return {
-        **asdict(stats),
+        **figures,
+        "p99_ms": stats.p99_ms,
         "prefill_tok_s": stats.prefill_tok_s,
         "decode_tok_s": stats.decode_tok_s,
         "bytes_per_token": stats.bytes_per_token,
@@ -146,4 +157,6 @@ def modes_record(lm: LM) -> dict[str, object]:
     if not lm.model.has_modes:
         return {}
     named = {k: v for k, v in lm.metrics().items() if "." in k}
+    if lm.plan.verified:
+        named |= {f"verify.{k}": v for k, v in lm.drafting.metrics().items()}
     return {"metrics": named, "layers": lm.layer_metrics(), "notes": lm.plan.notes, "events": lm.guard.events}

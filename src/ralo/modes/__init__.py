@@ -1,9 +1,10 @@
 """Ways to read less, one file each behind one protocol (`base.Mode`)."""
 
 from ralo.modes.base import Mode
+from ralo.modes.event import Event
 from ralo.modes.kwta import KWTA
 from ralo.modes.statepack import StatePack
 
-MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (StatePack, KWTA)}
+MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (StatePack, KWTA, Event)}
 
-__all__ = ["KWTA", "MODES", "Mode", "StatePack"]
+__all__ = ["KWTA", "MODES", "Event", "Mode", "StatePack"]

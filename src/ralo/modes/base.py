@@ -6,10 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ralo import _core
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
+from ralo.matrix import Matrix
 from ralo.options import nearest
+from ralo.pace import Pace
 from ralo.profile import Profile
 from ralo.weights import PLACES, LayerWeights
 
@@ -25,6 +30,7 @@ class Occupant:
     mode: str
     runs: str  # what it does, for people
     nbytes: int = 0  # of weights that it keeps in a form of its own
+    share: float | None = None  # of channels that it uses, where that is the same for every token
 
 
 @dataclass
@@ -39,9 +45,11 @@ class LayerSlots:
     mlp: _core.MlpSlot | None = None
     taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
 
-    def put(self, name: str, slot: _core.Slot, mode: str, runs: str, nbytes: int = 0) -> None:
+    def put(
+        self, name: str, slot: _core.Slot, mode: str, runs: str, nbytes: int = 0, share: float | None = None
+    ) -> None:
         setattr(self, name, slot)
-        self.taken[name] = Occupant(slot, mode, runs, nbytes)
+        self.taken[name] = Occupant(slot, mode, runs, nbytes, share)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,21 @@ class Mode:
         """Settings at which the result equals dense."""
         raise NotImplementedError
 
+    @property
+    def pace(self) -> Pace | None:
+        """Of a mode that keeps a time budget, once it is prepared."""
+        return None
+
+    @property
+    def gap_limit(self) -> float | None:
+        """KL from dense (nats) at which the guard switches it off; None = the guard's own."""
+        return None
+
+    @property
+    def gap_spacing(self) -> int | None:
+        """Tokens between two comparisons with dense; None = the guard's own."""
+        return None
+
     def prepare(self, views: list[LayerView]) -> Mode:
         """Once per model, before building: what depends on all layers together."""
         return self
@@ -106,6 +129,16 @@ class Mode:
     @classmethod
     def totals(cls, counts: Mapping[str, float]) -> dict[str, float]:
         raise NotImplementedError
+
+
+def norms_of(view: LayerView, place: str) -> NDArray[np.float32]:
+    """Norms of the channels' weights: the profile's, or from the weights themselves."""
+    if view.profile:
+        return view.profile.places[view.index, place].norms
+    matrix: Matrix = getattr(view.weights, place)
+    out = np.empty(matrix.ic, np.float32)
+    matrix.core.norms(out)
+    return out
 
 
 def parse_layers(text: str, source: str) -> frozenset[int]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.errors import RaloError
 from ralo.matrix import Matrix
-from ralo.modes.base import SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode
+from ralo.modes.base import SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.share import Key, plain_share, shares
 from ralo.options import flag
 
@@ -109,14 +109,15 @@ class KWTA(Mode):
         pick, amount, guess = self._rule(view, place, share, matrix.ic)
         if pick in ("top", "near") and amount >= self._blocks(matrix.ic):
             return  # everything wins: dense
-        seed, norms = self.form == "seed", None if self.form == "seed" else _norms(view, place)
+        seed, norms = self.form == "seed", None if self.form == "seed" else norms_of(view, place)
         mean = float(norms.mean()) if norms is not None else 1.0
         if norms is not None and norms.std() < ALIKE * mean:  # reading them would cost more than they tell
             norms, guess = None, guess / mean
         slot = _core.KwtaInput(
             matrix.ic, norms, self._block, pick, amount, self.temp, self.duty, seed, self.renorm == "on", guess
         )
-        slots.put(place, slot, self.name, self._describe(share, pick, amount))
+        fixed = amount / self._blocks(matrix.ic) if pick in ("top", "near") and self.duty == 1 else None
+        slots.put(place, slot, self.name, self._describe(share, pick, amount), share=fixed)
 
     def _put_neurons(self, view: LayerView, slots: LayerSlots) -> None:
         """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read."""
@@ -125,7 +126,7 @@ class KWTA(Mode):
         share = 1.0 if zeros else self._share(view.index, "down")
         rule = ("above", 1e-30) if zeros else self._rule(replace(view, profile=None), "down", share, f)[:2]
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
-        block, norms = self._block if not zeros else 1, _norms(view, "down")
+        block, norms = self._block if not zeros else 1, norms_of(view, "down")
         slot = _core.KwtaMlp(
             up.quant, up.ic, f, data, scales, norms, block, *rule, self.temp, self.duty if not zeros else 1,
             self.form == "seed", zeros,
@@ -199,13 +200,3 @@ class KWTA(Mode):
             "flicker": ratio("changed", "compared", 0.0),
             "bytes_skipped": counts.get("bytes_skipped", 0),
         }
-
-
-def _norms(view: LayerView, place: str) -> F32:
-    """Norms of the channels' weights: the profile's, or from the weights themselves."""
-    if view.profile:
-        return view.profile.places[view.index, place].norms
-    matrix: Matrix = getattr(view.weights, place)
-    out = np.empty(matrix.ic, np.float32)
-    matrix.core.norms(out)
-    return out
