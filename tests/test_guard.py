@@ -9,7 +9,7 @@ from tiny import write_hf
 import ralo
 from ralo import KWTA, Event
 from ralo.compose import compose
-from ralo.guard import FIRST_CHECK, WINDOW, GuardOptions
+from ralo.guard import FIRST_CHECK, MANY, WINDOW, GuardOptions, Watch
 from ralo.lm import LM
 from ralo.plan import Setup
 
@@ -78,6 +78,104 @@ def test_a_ruinous_mode_is_switched_off_within_the_first_checks_and_comes_back_w
     steps(lm, 32 * (WINDOW + 1))
     assert lm.guard.modes["kwta"].on and lm.guard.events[-1].startswith("kwta on at token")
     assert lm.metrics()["guard.switched_on"] == 1 and lm.metrics()["guard.modes_off"] == 0
+
+
+@pytest.mark.parametrize(("n", "most"), [(2, 3.414), (4, 2.0), (16, 1.3333), (MANY, 1.2147)])
+def test_the_fewer_were_compared_the_farther_off_they_may_be(n, most):
+    """`most`: times the limit."""
+    watch = Watch(1.0)
+    for _ in range(n):
+        watch.recent.append(most * 0.999 * 0.5)
+    assert not watch.too_far(0.5)
+    watch.recent.extend([most * 1.001 * 0.5] * n)
+    while len(watch.recent) > n:
+        watch.recent.popleft()
+    assert watch.too_far(0.5)
+
+
+def test_one_comparison_switches_nothing_off():
+    watch = Watch(1.0)
+    assert not watch.too_far(0.0)
+    watch.recent.append(100.0)
+    assert not watch.too_far(0.0)
+    watch.recent.append(0.0)
+    assert watch.too_far(0.0) and watch.too_far(14.6) and not watch.too_far(14.7)
+
+
+def test_after_it_is_switched_off_the_next_look_is_far(directory):
+    lm = opened(directory, BAD, kl=1e-4, every=32)
+    seq, checks = lm.new_sequence(), []
+    for token in range(130):
+        before = lm.guard.counts["checks"]
+        lm.guard.step(2 + token % 90, seq)
+        checks += [token + 1] * int(lm.guard.counts["checks"] - before)
+    assert checks == [8, 24, 56, 88, 120] and lm.guard.events[0].startswith("kwta off at token 24")
+
+
+RUINOUS = {
+    "o": Event(hold=1, topk=0.01),
+    "all": Event(hold=1, topk=0.01, deltas="all"),
+    "seed": Event(hold=1, topk=0.1, form="seed"),
+    "keys": Event(topk=1.0, min_ctx=0, keys=1, hold=64, head_gap=100.0, gap_tol=1e-5),
+}
+
+
+@pytest.mark.parametrize("name", RUINOUS)
+def test_a_mode_whose_first_token_is_dense_does_not_come_back_blindly(directory, name):
+    """Event computes a first token as a whole: it is looked at after a few more, again and again, and stays off."""
+    lm = opened(directory, RUINOUS[name], every=8)
+    prompt = np.random.default_rng(2).integers(2, 90, 200 if name == "keys" else 5).tolist()
+    ours, theirs = lm.new_sequence(), lm.new_sequence()
+    lm.guard.prefill(prompt, ours)
+    lm.model.prefill(prompt, theirs, dense=True)
+    tokens = np.random.default_rng(1).integers(2, 90, 160).tolist()
+    found = np.stack([lm.guard.step(t, ours) for t in tokens])
+    watch = lm.guard.modes["event"]
+    off = 24 if name == "o" else 16
+    assert not watch.on and len(lm.guard.events) == 1 and lm.guard.events[0].startswith(f"event off at token {off}:")
+    assert len(watch.recent) == (160 - off) // 8 and min(watch.recent) > 0
+    assert watch.mean() > lm.guard.options.back * watch.limit
+    want = np.stack([lm.model.step(t, theirs, dense=True) for t in tokens])
+    np.testing.assert_allclose(found[off - 1 :], want[off - 1 :], atol=1e-4)
+    assert ours.tokens == theirs.tokens
+
+
+def test_event_comes_back_when_it_is_good(directory):
+    lm = opened(directory, RUINOUS["o"], every=8)
+    _, seq = steps(lm, 40)
+    assert not lm.guard.modes["event"].on
+    lm.use(compose([Event(hold=1, topk=0.9)]))
+    steps(lm, 8 * WINDOW - 1, seq)
+    watch = lm.guard.modes["event"]
+    assert not watch.on and len(watch.recent) == WINDOW - 1
+    assert min(watch.recent) > 0 and max(watch.recent) < lm.guard.options.back * watch.limit
+    dense = seq.clone()
+    back, want = lm.guard.step(5, seq), lm.model.step(5, dense, dense=True)
+    assert watch.on and lm.guard.events[-1].startswith(f"event on at token {40 + 8 * WINDOW}:")
+    assert len(seq) == 40 + 8 * WINDOW and np.abs(back - want).max() < 1e-4  # its first token
+    later, want = lm.guard.step(6, seq), lm.model.step(6, dense, dense=True)
+    assert 0 < np.abs(later - want).max() < 1
+
+
+def test_a_look_at_the_very_start_of_a_text(directory):
+    """There are no tokens before to try a mode with."""
+    lm = opened(directory, RUINOUS["o"], every=1)
+    steps(lm, 8)
+    assert not lm.guard.modes["event"].on
+    for n in range(1, 5):
+        logits, seq = steps(lm, n)
+        np.testing.assert_allclose(logits, plain_steps(lm, n, dense=True), atol=1e-4)
+        assert len(seq) == n
+
+
+def test_two_modes_that_are_off(directory):
+    """Each is tried on the same text, which stays dense's."""
+    lm = opened(directory, BAD, Event(hold=1, topk=0.01, gap_tol=1e-6), kl=1e-6, every=8)
+    logits, seq = steps(lm, 96)
+    assert len(lm.guard.events) == 2 and lm.metrics()["guard.modes_off"] == 2 and len(seq) == 96
+    at = int(lm.guard.events[1].split(":")[0].split()[-1])
+    np.testing.assert_allclose(logits[at:], plain_steps(lm, 96, dense=True)[at:], atol=1e-4)
+    assert {len(watch.recent) for watch in lm.guard.modes.values()} <= {(96 - at) // 8, (96 - at) // 8 + 1}
 
 
 def test_hysteresis(directory):

@@ -54,9 +54,9 @@ struct HeldKeys : State {
 struct EventKeysCounts {
   uint64_t steps, heads, held,
       reused;           // tokens; kv heads in all, those with held keys, those that gave their last result
-  uint64_t choices;     // by layers
+  uint64_t choices;     // of kv heads
   uint64_t keys, kept;  // keys in all and those read, over kv heads
-  double error;         // summed over choices, means of heads
+  double error;         // summed over choices
   uint64_t bytes_read;
   int64_t bytes_skipped;  // what dense would have read more; a choice reads more than dense does
   void operator+=(const EventKeysCounts& o) {

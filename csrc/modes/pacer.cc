@@ -29,7 +29,8 @@ void Pacer::replay(std::vector<uint8_t> levels) {
   start(Way::replayed);
 }
 
-// The turns are over. A level that seems to take longer than the one before was unlucky.
+// The turns are over. A level that seems to take longer than the one before was unlucky; one that had no turn takes
+// what its neighbour takes, until it is tried.
 void Pacer::settle() {
   double before = 0;
   for (size_t level = 0; level < levels(); ++level) {
@@ -41,6 +42,8 @@ void Pacer::settle() {
     seconds_[level] = before;
     seen.clear();
   }
+  for (size_t level = levels() - 1; level-- > 0;)
+    if (seconds_[level] == 0) seconds_[level] = seconds_[level + 1];
 }
 
 double Pacer::end() {

@@ -125,7 +125,7 @@ class Guard:
         target = log_probs(run(dense=True)[None])
         on = [name for name, watch in self.modes.items() if watch.on]
         off = [name for name in self.modes if name not in on]
-        changed = [name for name in off if self._clears(name, self._trial(name, target, token, seq))]
+        changed = [name for name in off if self._clears(name, self._trial(name, target, token, seq, start))]
         for name in changed:
             self._switch(name, True)
         spent = time.perf_counter() - clock
@@ -179,9 +179,9 @@ class Guard:
             self._set(other, watch.on)
         return gap
 
-    def _trial(self, name: str, target: F32, token: int, seq: TextState) -> float:
-        """The gap of a mode that is off, after it ran a few tokens: at its first one it may be dense."""
-        start, first = len(seq) - 1, max(0, len(seq) - 1 - TRIAL)
+    def _trial(self, name: str, target: F32, token: int, seq: TextState, start: int) -> float:
+        """The gap of a mode that is off, after it ran the few tokens before `start`: at its first it may be dense."""
+        first = max(0, start - TRIAL)
         tokens = [*seq.tokens[first:start], token]
         seq.trim(first)
         for other in self.modes:

@@ -35,6 +35,8 @@ class Pace:
         self._held_back = 0.0  # part of the budget
         self._after = 0.0  # seconds of a token after its layers
         self._layers = 0.0
+        if record:
+            self._write("a", "")  # a place that cannot be written to is said before any work
 
     def replay(self, schedule: Sequence[bytes]) -> None:
         """From here on tokens get these levels, whatever the clock says."""
@@ -86,8 +88,13 @@ class Pace:
         if self.record is None:
             return
         lines = ["".join(DIGITS[level] for level in token) for token in self.schedule]
+        self._write("w", "\n".join([HEADER, *lines]) + "\n")
+
+    def _write(self, how: str, text: str) -> None:
+        assert self.record
         try:
-            self.record.write_text("\n".join([HEADER, *lines]) + "\n", encoding="ascii")
+            with self.record.open(how, encoding="ascii") as file:
+                file.write(text)
         except OSError as error:
             raise RaloError(f"{self.record}: cannot be written: {error.strerror or error}") from error
 

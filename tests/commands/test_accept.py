@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commandline import refused
+from tiny import write_hf
 
 from ralo.accept import ACCEPT
 from ralo.cli import main
@@ -20,23 +21,16 @@ def test_every_mode_has_its_lines() -> None:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str]:
-    import contextlib
-    import io
-
-    from tiny import write_hf
-
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_hf(tmp_path_factory.mktemp("accept") / "tiny", "llama", vocab_size=300, eos_token_id=None,
                      max_position_embeddings=1024, hidden_size=128)  # fmt: skip
     (model / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = main(["accept", "-m", str(model), "--only", "kwta", "--speedup", "99", *QUICK, "--json"])
-    return code, out.getvalue()
+    return model
 
 
-def test_rows(report: tuple[int, str]) -> None:
-    code, out = report
+def test_rows(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["accept", "-m", str(model), "--only", "kwta", "--speedup", "99", *QUICK, "--json"])
+    out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])
     rows = {row["line"]: row for row in found["rows"]}
     assert all(set(row) == {"mode", "line", "target", "value", "pass"} for row in found["rows"])
@@ -52,10 +46,25 @@ def test_rows(report: tuple[int, str]) -> None:
     assert "PASS" in out and "FAIL" in out
 
 
+def test_rows_of_event(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["accept", "-m", str(model), "--only", "event", *QUICK, "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {row["line"]: row for row in found["rows"]}
+    assert {row["mode"] for row in found["rows"]} == {"event"} and code == (0 if found["pass"] else 1)
+    for line in (
+        "a recorded schedule gives the same tokens again",
+        "… and the same sampled text by seed",
+        "then dense bit for bit",
+        "everything sent, nothing held: dense bit for bit",
+        "bytes skipped are bytes not read",
+    ):
+        assert rows[line]["pass"] is True, rows[line]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--only", "kwtaa"), "--only must be of state-pack, kwta, got 'kwtaa'; did you mean kwta?"),
+        (("--only", "kwtaa"), "--only must be of state-pack, kwta, event, got 'kwtaa'; did you mean kwta?"),
         (("--quant", "int5"), "--quant must be of f32, bf16, int8, int4, with commas, got 'int5'"),
     ],
 )

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from commandline import ralo, refused
+from tiny import write_hf
 
 from ralo.cli import main
+from ralo.modes import Event
+from ralo.pace import HEADER
 
 
 def last_json(out: str) -> dict:
@@ -93,8 +96,6 @@ def test_bench_without_modes_has_no_quality(tiny: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_bad_settings(tiny: Path, flags: tuple[str, ...], message: str, capsys, tmp_path) -> None:
-    from tiny import write_hf
-
     flags = tuple(f.format(opt=write_hf(tmp_path / "opt", "opt")) if "{opt}" in f else f for f in flags)
     model = () if "-m" in flags else ("-m", tiny)
     assert message in refused(capsys, "run", *model, "-n", "1", *flags)
@@ -103,3 +104,115 @@ def test_bad_settings(tiny: Path, flags: tuple[str, ...], message: str, capsys, 
 def test_chat_takes_modes(chatty: Path) -> None:
     done = ralo("chat", "-m", chatty, "-n", 6, "--kwta-k", 0.5, stdin="hello\n")
     assert done.code == 0 and "kwta keep" in done.err
+
+
+# ---------------------------------------------------------------- event
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with room for a text whose keys are held."""
+    model = write_hf(tmp_path_factory.mktemp("models") / "longer", "llama", vocab_size=300, eos_token_id=None,
+                     max_position_embeddings=512, hidden_size=128)  # fmt: skip
+    (model / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    return model
+
+
+HELD = ("--event-keys", "16", "--event-min-ctx", "0", "--event-hold", "8")
+BUDGET = ("--event-budget-ms", "0.2", *HELD)
+
+
+def ran(capsys: pytest.CaptureFixture[str], model: Path, *flags: str, tokens: int = 40) -> dict:
+    """What `run` makes of a long prompt, as JSON, and its line on stderr."""
+    prompt = "the other is in the house and on it\n" * 10
+    args = ("run", "-m", str(model), "-p", prompt, "-n", str(tokens), "--temperature", "0", "--json", *flags)
+    assert main([*args]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    return last_json(out) | {"line": err}
+
+
+def test_a_recorded_schedule_gives_the_same_text(longer: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "levels"
+    first = ran(capsys, longer, *BUDGET, "--event-record", str(file))
+    header, *levels = file.read_text().splitlines()
+    assert header == HEADER and len(levels) == first["steps"] == 39 and {len(token) for token in levels} == {2}
+    assert len(set(levels)) > 10 and first["prompt_tokens"] > 180
+    assert first["text"] != ran(capsys, longer)["text"]
+    for budget in ("0.2", "0.001", "1e6"):  # whatever the clock says
+        again = ran(capsys, longer, *BUDGET, "--event-budget-ms", budget, "--event-replay", str(file))
+        assert again["text"] == first["text"] and again["metrics"]["event.level"] == first["metrics"]["event.level"]
+    other = file.with_name("other")
+    ran(capsys, longer, *BUDGET, "--event-replay", str(file), "--event-record", str(other))
+    assert other.read_bytes() == file.read_bytes()
+
+
+def test_a_schedule_that_is_too_short(longer: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "levels").write_text(HEADER + "\n" + "00\n" * 3)
+    flags = ["--event-replay", str(tmp_path / "levels"), "--json"]
+    assert main(["run", "-m", str(longer), "-p", "a", "-n", "9", *BUDGET, *flags]) == 2
+    said = "ralo run: the recorded schedule ends after 3 tokens: record a longer one\n"
+    assert capsys.readouterr().err.lstrip("\n") == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "{file}: No such file or directory"),
+        ("", "{file}: is not a schedule of 2 layers and 13 levels (--event-record writes one)"),
+        ("00\n", "{file}: is not a schedule of 2 layers and 13 levels (--event-record writes one)"),
+        (f"{HEADER}\n000\n", "{file}: is not a schedule of 2 layers and 13 levels (--event-record writes one)"),
+        (f"{HEADER}\n0d\n", "{file}: is not a schedule of 2 layers and 13 levels (--event-record writes one)"),
+        (f"{HEADER}\n0\xe4\n", "{file}: is not a recorded schedule"),
+    ],
+)
+def test_a_bad_schedule(longer: Path, tmp_path: Path, text: str | None, said: str, capsys) -> None:
+    file = tmp_path / "levels"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    message = refused(capsys, "run", "-m", longer, "-n", "9", *BUDGET, "--event-replay", file)
+    assert message == "ralo run: " + said.format(file=file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--event-record", "x"), "--event-record and --event-replay need --event-budget-ms"),
+        (("--event-replay", "x"), "--event-record and --event-replay need --event-budget-ms"),
+        (("--event-verify=on", "--event-budget-ms=5"), "--event-verify and --event-budget-ms do not go together"),
+        (("--event-deltas", "up"), "--event-deltas must be one of o, all, got 'up'"),
+    ],
+)
+def test_event_settings_that_do_not_go_together(longer: Path, flags: tuple[str, ...], said: str, capsys) -> None:
+    assert said in refused(capsys, "run", "-m", longer, "-n", "9", *flags)
+
+
+def test_a_record_that_cannot_be_written(longer: Path, tmp_path: Path, capsys) -> None:
+    """The text is there all the same."""
+    flags = [*BUDGET, "--event-record", str(tmp_path / "nowhere" / "levels")]
+    assert main(["run", "-m", str(longer), "-p", "the house", "-n", "3", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("the house")
+    assert err == f"ralo run: {tmp_path / 'nowhere' / 'levels'}: cannot be written: No such file or directory\n"
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", "1", "--seed", "7")], ids=["greedy", "seed"])
+@pytest.mark.parametrize("modes", [(), ("--kwta-k", "0.3")], ids=["alone", "kwta"])
+def test_verified_text_is_denses(longer: Path, modes: tuple[str, ...], sampling: tuple[str, ...], capsys) -> None:
+    dense = ran(capsys, longer, *sampling, tokens=80)
+    found = ran(capsys, longer, *HELD, *modes, *sampling, "--event-verify=on", tokens=80)
+    assert found["text"] == dense["text"] and found["new_tokens"] == 80 and "verified: " in found["line"]
+    m = found["metrics"]
+    assert m["verify.drafts"] > 0 and 0 <= m["verify.accept_rate"] <= 1 and 0 < m["verify.passes"] <= 79
+    assert ran(capsys, longer, *HELD, *modes, *sampling, tokens=80)["text"] != dense["text"]  # not verified
+
+
+def test_a_budget_as_json(longer: Path, capsys) -> None:
+    found = ran(capsys, longer, "--event-budget-ms", "1e5", *HELD)
+    m = found["metrics"]
+    assert {name for name in m if name.startswith("event.")} == {f"event.{name}" for name in Event.metrics}
+    assert 0 < m["event.budget_ms_used"] <= found["p99_ms"] < 1e5 and 0 < m["event.level"] < 12
+    assert "budget 100000 ms: mean " in found["line"] and ", p99 " in found["line"]
+    tight = ran(capsys, longer, "--event-budget-ms", "0.001", *HELD)
+    assert tight["metrics"]["event.level"] > 10 and "budget 0.001 ms is less than the " in tight["line"]
+    assert tight["metrics"]["event.bytes_skipped"] > m["event.bytes_skipped"]

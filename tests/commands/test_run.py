@@ -14,6 +14,7 @@ from ralo.cli import main
 
 KEYS = {"prompt", "text", "seed", "prompt_tokens", "prefill_s", "prefill_bytes", "new_tokens", "steps", "decode_s"}
 KEYS |= {"decode_bytes", "finish", "prefill_tok_s", "decode_tok_s", "bytes_per_token", "quant", "isa", "threads", "kv"}
+KEYS |= {"p99_ms"}
 
 
 def test_text_and_its_cost_on_stdout_and_nothing_on_stderr(tiny: Path) -> None:
@@ -32,6 +33,7 @@ def test_json_is_the_last_line_and_the_cost_goes_to_stderr(tiny: Path) -> None:
     assert set(values) == KEYS
     assert values["prompt"] == "the house" and values["seed"] == 3 and values["new_tokens"] == 6
     assert values["finish"] == "length" and values["steps"] == 5 and values["decode_bytes"] > 0
+    assert 0 < values["p99_ms"] <= 1e3 * values["decode_s"]
     assert done.out.startswith("the house" + values["text"])
     assert done.err.startswith("[prefill ") and done.err.count("\n") == 1
 

@@ -200,6 +200,7 @@ class Keys:
         names = ("tokens", "heads", "held", "reused", "choices", "keys", "kept", "error", "bytes_read", "bytes_skipped")
         self.counts = dict.fromkeys(names, 0.0)
         self.kinds: list[str] = []  # of each token: dense, choice, held
+        self.chose: list[list[int]] = []  # of each token: kv heads
 
     def step(self, q: F32, position: int, scale: float) -> F64:
         """q (H, E) -> (H, E)."""
@@ -211,12 +212,14 @@ class Keys:
         self._add(tokens=1, heads=self.kv_heads, keys=self.kv_heads * (n - low))
         if self.rule.dense(position, self.window):
             self.kinds.append("dense")
+            self.chose.append([])
             self._add(kept=self.kv_heads * (n - low), bytes_read=dense_bytes)
             out = exact
         else:
             self._grow(n)
             due = [h for h in range(self.kv_heads) if self._due(h, queries[h], position)]
             self.kinds.append("choice" if due else "held")
+            self.chose.append(due)
             out = self._hold(queries, exact, position, due)
             for h in due:
                 self._choose(h, queries[h], scores[h], exact[h], position)

@@ -49,7 +49,7 @@ def accept_budget(task: Task, lm: LM, ctx: int, say: Progress) -> list[Row]:
         line = f"p99 of {TOKENS} tokens / budget of {part:.0%} of dense, context {ctx}"
         rows.append(at_most(mode, line, k.p99 / k.budget, OVER, shown))
         shown = f"{k.dppl:+.2f} (gap {k.gap:.2f} %, level {k.level:.1f})"
-        rows.append(holds(mode, f"Δppl % at {part:.0%} of dense, for comparison", np.isfinite(k.dppl), shown))
+        rows.append(holds(mode, f"Δppl % at {part:.0%} of dense, for comparison", bool(np.isfinite(k.dppl)), shown))
     say("replaying a schedule")
     return [*rows, _replayed(lm, ctx)]
 

@@ -74,7 +74,9 @@ class Event(Mode):
     min_ctx: int = flag(1024, "tokens of context below which attention is dense", low=0, high=1 << 30)
     deltas: str = flag("o", "maps that are kept up to date by deltas: only `o` bears it well", choices=tuple(DELTAS))
     block: str = flag("1", "channels that are sent together", choices=("1", "16", "32", "64"))
-    verify: str = flag("off", "draft with the modes, verify densely: the text is dense's own", choices=SWITCH)
+    verify: str = flag(
+        "off", "draft with the modes, verify densely: the text is dense's own", choices=SWITCH, bare="on"
+    )
     record: str = flag("", "file to write what every layer of every token was allowed to do", metavar="FILE")
     replay: str = flag("", "such a file, to do the same again", metavar="FILE")
     form: str = flag("best", "best, or seed: the document's formulas, to compare", choices=("best", "seed"))
