@@ -120,7 +120,7 @@ def test_a_schedule_is_recorded_saved_and_read(tmp_path: Path):
     run(pace, 0.05)
     pacer.used = [10, 9, 0]
     run(pace, 0.05)
-    assert pace.schedule == [bytes([0, 3, 10]), bytes([10, 9, 0])] and not file.exists()
+    assert pace.schedule == [bytes([0, 3, 10]), bytes([10, 9, 0])] and file.read_text() == ""
     pace.save()
     assert file.read_text() == "ralo event schedule\n03a\na90\n"
     assert read_schedule(file, 3, 11) == pace.schedule
@@ -194,6 +194,5 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path):
         with pytest.raises(RaloError) as error:
             read_schedule(path, 3, 11)
         assert str(error.value) == f"{path}: {said}"
-    pace = Pace(Pacer(), BUDGET, record=tmp_path / "nowhere" / "levels")
     with pytest.raises(RaloError, match=r"levels: cannot be written: No such file or directory$"):
-        pace.save()
+        Pace(Pacer(), BUDGET, record=tmp_path / "nowhere" / "levels")

@@ -6,9 +6,9 @@
 namespace {
 
 constexpr size_t kTurns = 12;                       // tokens whose layers take turns at the levels
-constexpr double kRate = 0.05, kOthersRate = 0.01;  // how fast a new time replaces an old one; and moves other levels'
+constexpr double kRate = 0.05, kOthersRate = 0.04;  // how fast a new time replaces an old one; and moves other levels'
 constexpr double kOdd = 2;  // times what was expected: the machine was busy elsewhere, which says nothing of a level
-constexpr double kSlowest = 3, kSlowRate = 0.3;
+constexpr double kFastest = 0.8, kSlowest = 3, kSlowRate = 0.3;
 
 }  // namespace
 
@@ -78,7 +78,7 @@ double Pacer::slow_now() const {
   constexpr size_t kSome = 3;
   if (used_.size() < kSome || expected_ == 0) return slow_;
   const double done = std::chrono::duration<double>(layer_start_ - start_).count();
-  return std::clamp(done / expected_, 1., kSlowest);
+  return std::clamp(done / expected_, kFastest, kSlowest);
 }
 
 double Pacer::least() const { return static_cast<double>(layers_) * seconds_.back() + tail_; }
