@@ -12,7 +12,7 @@ void add_to(const std::vector<float>& y, const float* bias, float* out, bool add
 
 }  // namespace
 
-// How many of the channels are worth sending: those that moved, until the quorum is reached and the rest adds little.
+// How many of the deltas are worth sending: those that moved, until the quorum is reached and the rest adds little.
 size_t EventInput::enough(const float* x, size_t most) {
   static thread_local Buffer<float> scores;
   float* score = scores.get(n);
@@ -42,7 +42,7 @@ Channels EventInput::pick(const float* x, size_t most) {
   static thread_local Buffer<uint32_t> lists;
   uint32_t* list = lists.get(n);
   Chooser chooser = rule.chooser;
-  chooser.rule.k = std::max<size_t>(1, enough(x, most) / chooser.block);
+  chooser.rule.k = std::max<size_t>(1, (rule.track ? enough(x, most) : most) / chooser.block);
   return {list, chooser.choose(x, list)};
 }
 

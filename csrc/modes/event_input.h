@@ -7,8 +7,9 @@ struct EventRule {
   Chooser chooser;           // its rule's k is set for each token
   std::vector<size_t> most;  // channels that may be sent, by level
   bool track;                // deltas; false: the channels themselves, what is not sent counts as zero
-  float theta;               // below this part of the root mean square of all scores a channel has not moved
-  float quorum;              // share of the energy that must be sent before ...
+  // Deltas that are not sent though there is room:
+  float theta;     // below this part of the root mean square of all scores a channel has not moved
+  float quorum;    // share of the energy that must be sent before ...
   float conv_eps;  // ... the last `conv_j` channels moved the result by less than this part, and the rest stays
   size_t conv_j;
   size_t age_max;  // tokens between two computations of the whole map

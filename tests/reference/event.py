@@ -48,7 +48,7 @@ def enough(rule: InputRule, scores: F64) -> tuple[int, bool]:
 def pick(rule: InputRule, x: F32) -> tuple[Ints, bool]:
     """The channels of x that are sent, ascending: the blocks with the largest norm of their scores."""
     scores = np.abs(x * rule.norms if rule.norms is not None else x).astype(np.float64)
-    count, stopped = enough(rule, scores)
+    count, stopped = enough(rule, scores) if rule.track else (rule.most, False)
     starts = np.arange(0, rule.n, rule.block)
     strength = np.sqrt(np.add.reduceat(scores**2, starts))
     best = np.argsort(-strength, kind="stable")[: max(1, count // rule.block)]
