@@ -4,7 +4,7 @@
 namespace ISA {
 namespace {
 
-constexpr size_t kKeys = 64;  // keys per step of the online softmax in decode
+constexpr size_t kKeys = 64;                     // keys per step of the online softmax in decode
 constexpr size_t kHeads = kLanes == 16 ? 6 : 4;  // query heads that share one conversion of a key
 constexpr size_t kTogether = kLanes == 16 ? 4 : 2,
                  kWide = kTogether;  // keys, and vectors of a value, held in registers
