@@ -8,7 +8,7 @@ namespace {
 constexpr size_t kTurns = 12;                       // tokens whose layers take turns at the levels
 constexpr double kRate = 0.05, kOthersRate = 0.04;  // how fast a new time replaces an old one; and moves other levels'
 constexpr double kOdd = 2;  // times what was expected: the machine was busy elsewhere, which says nothing of a level
-constexpr double kFastest = 0.8, kSlowest = 3, kSlowRate = 0.3;
+constexpr double kFastest = 0.8, kSlowest = 3, kSlowRate = 0.3;  // of a moment beside what is expected
 
 }  // namespace
 
@@ -51,7 +51,8 @@ double Pacer::end() {
     slow_ += kSlowRate * (slow_now() - slow_);
     if (turns_ == kTurns) {
       const double tail = std::max(0., since(layer_start_) - seconds_[used_.back()]);
-      tail_ += (tail_ == 0 ? 1 : kRate) * (std::min(tail, tail_ == 0 ? tail : kOdd * tail_) - tail_);
+      if (tail_ == 0) tail_ = tail;
+      tail_ += kRate * (std::min(tail, kOdd * tail_) - tail_);
     }
     if (turns_ < kTurns && ++turns_ == kTurns) settle();
   }

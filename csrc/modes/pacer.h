@@ -17,7 +17,7 @@ class Pacer {
   size_t level(size_t layer);
   const std::vector<uint8_t>& used() const { return used_; }       // by layer, of the last token
   const std::vector<double>& seconds() const { return seconds_; }  // of a layer, by level; 0: not known yet
-  double least() const;  // seconds that a token's layers take at the last level
+  double least() const;                                            // seconds that a token takes at the last level
   size_t levels() const { return seconds_.size(); }
   size_t layers() const { return layers_; }
 

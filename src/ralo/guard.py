@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ralo.config import ModelConfig
-from ralo.model import FEW, Model
+from ralo.model import FEW, Around, Model
 from ralo.modes.base import Mode
 from ralo.options import flag
 from ralo.quality import divergence, log_probs
@@ -57,11 +56,12 @@ class Watch:
         return n > 1 and self.mean() * (1 - n**-0.5) > limit
 
 
-class Guard:
+class Guard(Around):
     """Runs a model's steps and compares some of them with dense ones. Its cost is part of the step it is paid in."""
 
     def __init__(self, model: Model, options: GuardOptions) -> None:
-        self.model, self.options = model, options
+        super().__init__(model)
+        self.options = options
         self.modes: dict[str, Watch] = {}
         self.counts = {"checks": 0.0, "top1": 0.0, "kl": 0.0, "cost_s": 0.0, "switched_off": 0.0, "switched_on": 0.0}
         self.events: list[str] = []
@@ -81,14 +81,6 @@ class Guard:
             watch.recent.clear()
             self._set(name, watch.on)
         self._soon()
-
-    @property
-    def cfg(self) -> ModelConfig:
-        return self.model.cfg
-
-    @property
-    def bytes_read(self) -> int:
-        return self.model.bytes_read
 
     @property
     def nonfinite(self) -> int:

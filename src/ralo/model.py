@@ -153,15 +153,26 @@ class Runner(Protocol):
         ...
 
 
-class Dense:
-    """A model with its modes left aside: what they are compared with."""
+class Around:
+    """What a runner that stands around a model passes on."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self.cfg = model, model.cfg
+        self.model = model
+
+    @property
+    def cfg(self) -> ModelConfig:
+        return self.model.cfg
 
     @property
     def bytes_read(self) -> int:
         return self.model.bytes_read
+
+    def took(self, seconds: float) -> None:
+        self.model.took(seconds)
+
+
+class Dense(Around):
+    """A model with its modes left aside: what they are compared with."""
 
     def prefill(self, tokens: Many[int], seq: Sequence) -> F32:
         return self.model.prefill(tokens, seq, dense=True)
@@ -170,7 +181,7 @@ class Dense:
         return self.model.step(token, seq, dense=True)
 
     def took(self, seconds: float) -> None:
-        pass
+        """Says nothing of the modes' pace."""
 
 
 def norm(cfg: ModelConfig, weights: Norm) -> _core.Norm:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ralo.config import ModelConfig
-from ralo.model import FEW, Model
+from ralo.model import FEW, Around, Model
 from ralo.sampling import Sampler
 from ralo.sequence import Sequence
 
@@ -79,20 +78,13 @@ class Drafting:
         return {"accept_rate": rate, "drafts": ahead, "passes": float(self.passes)}
 
 
-class Verified:
+class Verified(Around):
     """Runs one text, whose tokens `sampler` chooses; what it gives is dense, bit for bit."""
 
     def __init__(self, model: Model, drafting: Drafting, sampler: Sampler) -> None:
-        self.model, self.drafting, self.sampler = model, drafting, sampler
+        super().__init__(model)
+        self.drafting, self.sampler = drafting, sampler
         self._ready: deque[tuple[int, F32]] = deque()  # drafted tokens, and the dense scores after them
-
-    @property
-    def cfg(self) -> ModelConfig:
-        return self.model.cfg
-
-    @property
-    def bytes_read(self) -> int:
-        return self.model.bytes_read
 
     def prefill(self, tokens: Many[int], seq: Sequence) -> F32:
         self._forget(seq)
@@ -127,6 +119,3 @@ class Verified:
     def _forget(self, seq: Sequence) -> None:
         self._ready.clear()
         seq.trim(len(seq))  # what modes remember of tokens that were not to be
-
-    def took(self, seconds: float) -> None:
-        pass

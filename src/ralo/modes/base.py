@@ -21,6 +21,7 @@ from ralo.weights import PLACES, LayerWeights
 MOST_LAYERS = 1 << 16  # of any model; a longer range is a slip of the pen
 SWITCH = ("on", "off")
 ZEROS = ("relu", "relu2")  # activations that are often exactly zero: skipping those costs nothing
+SINKS, RECENT = 4, 32  # keys that are always kept: the first and the last ones
 TARGETS = {"mlp": ("up", "down"), "attn": ("qkv", "o"), "both": tuple(PLACES)}
 
 

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.errors import RaloError
 from ralo.matrix import Matrix
-from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView, Mode, norms_of
+from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.share import Key, plain_share, shares
 from ralo.options import flag
 from ralo.pace import Pace, read_schedule
 
 F32 = NDArray[np.float32]
 SEED_BLOCK = 32
-SINKS, RECENT = 4, 32  # keys that are always read: the first and the last ones
 DELTAS = {"o": ("o",), "all": TARGETS["both"]}
 # Under a budget: from all of the work to the least. Dials of `shares`, and times the error a head may have.
 DIALS = (1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -42,7 +41,7 @@ class Event(Mode):
 
     name: ClassVar[str] = "event"
     metrics: ClassVar[Mapping[str, str]] = {
-        "enabled": "share of tokens and places that it computed",
+        "enabled": "1 = it has computed something",
         "budget_ms_used": "mean time of a token, in ms, where there is a budget",
         "quorum_hits": "maps that stopped because enough of what moved was sent",
         "topk_kept": "share of channels that were sent, and of keys that were read",
@@ -108,6 +107,10 @@ class Event(Mode):
     def pace(self) -> Pace | None:
         return self.prepared.pace if self.prepared else None
 
+    @property
+    def _pacer(self) -> _core.Pacer | None:
+        return self.pace.pacer if self.pace else None
+
     def prepare(self, views: list[LayerView]) -> Event:
         """What each level sends at each layer and place, and the pacer that chooses levels."""
         dials = DIALS if self.budget_ms else (self.topk,)
@@ -156,32 +159,34 @@ class Event(Mode):
         most = [max(1, round(share * matrix.ic)) for share in own]
         if min(most) >= matrix.ic:
             return  # everything is sent: dense
-        pacer = self.pace.pacer if self.pace else None
-        said = f"{own[0]:.2f} of channels" if not pacer else f"{own[0]:.2f} to {own[-1]:.2f} of channels"
+        said = f"{own[0]:.2f} of channels" if len(own) == 1 else f"{own[0]:.2f} to {own[-1]:.2f} of channels"
         if self.form == "seed":
-            block = int(self.block) if self.block != "1" else SEED_BLOCK
-            blocks = [max(1, m // block) for m in most]
-            seed = _core.EventBlocks(
-                matrix.ic, block, blocks, self.delta_theta, self.stale_beta, self.stale_lambda, self.age_max,
-                view.index, pacer,
-            )  # fmt: skip
-            slots.put(place, seed, self.name, f"{said} in blocks of {block}, old results for the others")
+            self._put_blocks(view, slots, place, most, said)
             return
         track = place in DELTAS[self.deltas]
         slot = _core.EventInput(
             matrix.ic, norms_of(view, place), int(self.block), most, track, self.delta_theta if track else 0.0,
-            self.quorum, self.conv_eps, self.conv_j, self.age_max, view.index, pacer,
+            self.quorum, self.conv_eps, self.conv_j, self.age_max, view.index, self._pacer,
         )  # fmt: skip
         what = "deltas, " if track else ""
         inside = f" of the {proposed:.2f} proposed by {before.mode}" if before and proposed < 1 else ""
         slots.put(place, slot, self.name, f"{what}{said}{inside}", share=own[0])
+
+    def _put_blocks(self, view: LayerView, slots: LayerSlots, place: str, most: list[int], said: str) -> None:
+        """The document's form."""
+        ic, block = getattr(view.weights, place).ic, int(self.block) if self.block != "1" else SEED_BLOCK
+        slot = _core.EventBlocks(
+            ic, block, [max(1, m // block) for m in most], self.delta_theta, self.stale_beta, self.stale_lambda,
+            self.age_max, view.index, self._pacer,
+        )  # fmt: skip
+        slots.put(place, slot, self.name, f"{said} in blocks of {block}, old results for the others")
 
     def _put_keys(self, view: LayerView, slots: LayerSlots) -> None:
         assert self.prepared
         turn = view.index * self.hold // view.cfg.n_layers
         slot = _core.EventKeys(
             self.keys, list(self.prepared.limits), SINKS, RECENT, self.min_ctx, self.hold, turn, self.query_theta,
-            self.delta_theta, self.stale_beta, self.stale_lambda, view.index, self.pace.pacer if self.pace else None,
+            self.delta_theta, self.stale_beta, self.stale_lambda, view.index, self._pacer,
         )  # fmt: skip
         slots.put("attend", slot, self.name, f"{self.keys} keys held for {self.hold} tokens from {self.min_ctx} on")
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.errors import RaloError
 from ralo.matrix import Matrix
-from ralo.modes.base import SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
+from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.share import Key, plain_share, shares
 from ralo.options import flag
 
@@ -27,7 +27,6 @@ F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
-SINKS, RECENT = 4, 32  # keys that are always kept: the first and the last ones
 
 
 @dataclass(frozen=True)
