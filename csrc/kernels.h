@@ -17,25 +17,62 @@ constexpr size_t kFewTokens = 8;         // as many go through a matvec together
 // Floats a matvec needs for its tokens: x beside the scales, and integer sums of a panel.
 constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 1) * kPanel; }
 
-enum class Quant { f32, bf16, int8, int4 };
+// proc: weights that are rebuilt from seeds, see Proc.
+enum class Quant { f32, bf16, int8, int4, proc };
 inline size_t weight_bytes(Quant q, size_t n) {
   return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 ? n : n / 2;
 }
 // Outputs that share a scale; 0: no scales.
 inline size_t group_size(Quant q) { return q == Quant::int8 ? kGroupInt8 : q == Quant::int4 ? kGroupInt4 : 0; }
 
+// Weights from seeds. A row's outputs are blocks of kPad, and its columns of kPad seeds (a byte each) share them out: a
+// column of n blocks gives, from seed b and from the seed before it in its chain, weight b of each of the n. The seed
+// before is seed b of the column to the left; left of the first column stands the last one, turned by kTurn seeds, so
+// that chains are long. A weight is a sum of four table values, one for each half of the two seeds, times the column's
+// scale; what is far off is put right by deltas.
+struct Proc {
+  size_t columns;          // of a row
+  const int8_t* tables;    // (kMostBlocks, kMostBlocks, 4, 16): of columns of n + 1 blocks the j-th: low and high half
+                           // of the seed, low and high half of the one before
+  const uint32_t* starts;  // (ic + 1): a channel's deltas; null: none
+  const uint16_t* at;      // their outputs, ascending
+  const uint16_t* deltas;  // bf16
+};
+constexpr size_t kMostBlocks = 4, kTurn = 16, kTable = 16, kTables = kMostBlocks * kMostBlocks * 4 * kTable;
+// Columns [0, more) of a row have n + 1 blocks, the others n.
+struct Columns {
+  size_t all, n, more;
+  Columns(size_t columns, size_t oc) : all(columns), n(oc / kPad / columns), more(oc / kPad % columns) {}
+  size_t blocks(size_t k) const { return n + (k < more); }
+  size_t first(size_t k) const { return k * n + (k < more ? k : more); }  // block of column k
+  size_t of(size_t block) const {                                         // the column that gives a block
+    return block < more * (n + 1) ? block / (n + 1) : more + (block - more * (n + 1)) / n;
+  }
+};
+
 struct Mat {
   Quant quant;
   uint8_t* data;     // (ic, row_bytes)
-  uint16_t* scales;  // (ic, oc / group) bf16; null for f32 and bf16
+  uint16_t* scales;  // (ic, oc / group) bf16, of seeds (ic, columns); null for f32 and bf16
   size_t ic, oc;     // oc: padded
-  size_t row_bytes() const { return weight_bytes(quant, oc); }
-  size_t groups() const { return group_size(quant) ? oc / group_size(quant) : 0; }
-  size_t channel_bytes() const { return part_bytes(oc); }
+  const Proc* proc = nullptr;
+  size_t row_bytes() const { return proc ? proc->columns * kPad : weight_bytes(quant, oc); }
+  size_t groups() const { return proc ? proc->columns : group_size(quant) ? oc / group_size(quant) : 0; }
+  // Of one channel; its deltas, which differ in number, come on top.
+  size_t channel_bytes() const { return proc ? row_bytes() + 2 * groups() + (proc->starts ? 4 : 0) : part_bytes(oc); }
+  size_t delta_bytes(size_t channel) const {
+    return proc && proc->starts ? 4 * (proc->starts[channel + 1] - proc->starts[channel]) : 0;
+  }
   size_t part_bytes(size_t outputs) const {  // one channel's weights and scales of some outputs, whole groups
     return weight_bytes(quant, outputs) + (group_size(quant) ? outputs / group_size(quant) * 2 : 0);
   }
-  size_t bytes() const { return ic * channel_bytes(); }
+  size_t bytes() const { return ic * channel_bytes() + (proc && proc->starts ? 4 * proc->starts[ic] : 0); }
+};
+
+// What seeds give in columns of 1 to kMostBlocks blocks, as the search reads it: of each seed, and of each seed before.
+struct SeedCodes {
+  const float *now, *before;  // (kMostBlocks, kMostBlocks, 256): in columns of n + 1 blocks the j-th
+  const float* energy;        // (kMostBlocks, 256): squares of `now`, summed over j
 };
 
 // One part of a matrix neuron by neuron: the same stored values, row j what output j takes from every input, so that a

@@ -30,7 +30,8 @@ Table table(Quant q) {
     case Quant::f32: return TABLE(f32);
     case Quant::bf16: return TABLE(bf16);
     case Quant::int8: return TABLE(int8);
-    default: return TABLE(int4);
+    case Quant::int4: return TABLE(int4);
+    default: return {k.matvec_proc, k.matvec_few_proc, k.matmul_proc, nullptr, k.norms_proc, nullptr, nullptr};
   }
 #undef TABLE
 }
@@ -117,7 +118,9 @@ void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens,
   const ByteRows rows{values.get(blocks * tokens * kByteDepth), scales.get(groups * tokens), sums.get(groups * tokens),
                       tokens, w.ic};
   by_rows(tokens, [&](size_t first, size_t n) { kernels().byte_rows(x, first, n, rows); });
-  const auto kernel = w.quant == Quant::int8 ? kernels().matmul_bytes_int8 : kernels().matmul_bytes_int4;
+  const auto kernel = w.quant == Quant::int8   ? kernels().matmul_bytes_int8
+                      : w.quant == Quant::int4 ? kernels().matmul_bytes_int4
+                                               : kernels().matmul_bytes_proc;
   parallel(w.oc / kPad, [&](size_t task, size_t thread) {
     const size_t o0 = task * kPad, o1 = o0 + kPad;
     kernel(w, rows, bias, y, add, o0, o1, scratch(thread, tokens * kPad));
@@ -128,7 +131,7 @@ void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens,
 
 size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
   if (tokens == 0) return 0;
-  const bool quantised = w.quant == Quant::int8 || w.quant == Quant::int4;
+  const bool quantised = w.quant != Quant::f32 && w.quant != Quant::bf16;
   const bool bytes = tokens > 1 && many == Many::rounded && quantised && kernels().bytes_pay();
   if (bytes)
     apply_bytes(w, bias, x, tokens, y, add);
@@ -141,7 +144,10 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
 
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
   apply_few(w, c, bias, x, 1, y, add, 0, w.oc);
-  return c.count * w.channel_bytes();
+  size_t bytes = c.count * w.channel_bytes();
+  if (w.proc)
+    for (size_t i = 0; i < c.count; ++i) bytes += w.delta_bytes(c.list[i]);
+  return bytes;
 }
 
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {

@@ -70,9 +70,9 @@ bool find_units(Pick pick, const float* x, size_t i0, size_t n, Kept& room, size
 }
 
 // Four channels from the i-th on of a block that starts with the i0-th, as bytes beside groups [g0, g0 + groups).
-template <class Column, class Pick, size_t Most>
+template <class Pick, class Kept>
 inline void fold_quad(const Mat& w, Pick pick, size_t i0, size_t i, size_t g0, size_t groups, size_t width,
-                      int32_t* out, Room<Column, Most>& room) {
+                      int32_t* out, Kept& room) {
   // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
   const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));

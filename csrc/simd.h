@@ -48,6 +48,10 @@ inline V zero_below(V v, V x, V limit) { return _mm512_maskz_mov_ps(_mm512_cmp_p
 inline V keep_above(V v, V x, V limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ), v); }
 inline uint32_t bits_above(V x, V limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }  // a bit per lane
 inline float sum(V v) { return _mm512_reduce_add_ps(v); }
+inline V with_tag(V v, V tag) {  // the lowest 8 bits of each lane replaced by those of the tag
+  const __m512i low = _mm512_set1_epi32(255);
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(low, _mm512_castps_si512(tag), _mm512_castps_si512(v), 0xca));
+}
 inline float top(V v) { return _mm512_reduce_max_ps(v); }
 // Sums of 16 vectors as one vector: halves are added while they are interleaved, a fifth of the work of 16 times sum().
 inline V sums(const V* p) {
@@ -115,6 +119,10 @@ inline V zero_below(V v, V x, V limit) { return _mm256_and_ps(v, _mm256_cmp_ps(x
 inline V keep_above(V v, V x, V limit) { return _mm256_and_ps(v, _mm256_cmp_ps(x, limit, _CMP_GT_OQ)); }
 inline uint32_t bits_above(V x, V limit) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
+}
+inline V with_tag(V v, V tag) {
+  const V low = _mm256_castsi256_ps(_mm256_set1_epi32(255));
+  return _mm256_or_ps(_mm256_andnot_ps(low, v), _mm256_and_ps(low, tag));
 }
 inline float sum(V v) {
   __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -199,6 +207,14 @@ inline V keep_above(V v, V x, V limit) { return x > limit ? v : zero(); }
 inline uint32_t bits_above(V x, V limit) {
   const auto above = x > limit;  // lanes of -1 and 0
   return (above[0] & 1u) | (above[1] & 2u) | (above[2] & 4u) | (above[3] & 8u);
+}
+inline V with_tag(V v, V tag) {
+  VU a, b;
+  std::memcpy(&a, &v, sizeof a);
+  std::memcpy(&b, &tag, sizeof b);
+  a = (a & ~255u) | (b & 255u);
+  std::memcpy(&v, &a, sizeof v);
+  return v;
 }
 inline float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float top(V v) {

@@ -1,6 +1,7 @@
 // How each precision's rows are read: blocks of outputs of one input channel as float vectors, and their scales.
 #pragma once
 #include "kernels.h"
+#include "proc_rows.h"
 #include "simd.h"
 
 namespace ISA {
@@ -44,6 +45,8 @@ struct Int4Row {
   }
 };
 
+struct ProcRow {};  // rebuilt from seeds, see unpack_row
+
 // The group, counted from the block's first, that vector v of a block belongs to.
 template <class Row>
 constexpr size_t group_of(size_t v) {
@@ -63,6 +66,18 @@ inline void unpack_row(const Mat& w, size_t i, size_t o, float* out) {
     }
     for (size_t v = 0; v < kBlockV; ++v) store(out + c + v * kLanes, b[v]);
   }
+}
+
+template <>
+inline void unpack_row<ProcRow>(const Mat& w, size_t i, size_t o, float* out) {
+  const Columns columns(w.proc->columns, w.oc);
+  const size_t k = columns.of(o / kPad), j = o / kPad - columns.first(k);
+  const uint8_t* row = w.data + i * w.row_bytes();
+  uint8_t turned[kPad], bytes[kPad];
+  rebuild(row + k * kPad, seeds_before(row, columns.all, k, turned), tables_of(*w.proc, columns.blocks(k), j), bytes);
+  const V scale = set1(bf16_to_f32(w.scales[i * columns.all + k]));
+  for (size_t b = 0; b < kPad; b += kLanes) store(out + b, mul(load_u8(bytes + b), scale));
+  add_deltas(*w.proc, i, o, kPad, 1.f, out);
 }
 
 }  // namespace ISA

@@ -33,9 +33,13 @@ void check(const Mat& w, size_t rows, size_t width, const S& scales) {
 
 Matrix::Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
                Bias bias_)
-    : w(shape_of(quant, ic, oc)), data(std::move(data_)), scales(std::move(scales_)), bias(std::move(bias_)) {
+    : Matrix(shape_of(quant, ic, oc), std::move(data_), std::move(scales_), std::move(bias_)) {
   check(w, data.shape(0), data.shape(1), scales);
-  if (bias) need(bias->shape(0) == oc, "bias must be (oc,)");
+}
+
+Matrix::Matrix(const Mat& shape, Array<const uint8_t, 2> data_, ConstScales scales_, Bias bias_)
+    : w(shape), data(std::move(data_)), scales(std::move(scales_)), bias(std::move(bias_)) {
+  if (bias) need(bias->shape(0) == w.oc, "bias must be (oc,)");
   w.data = const_cast<uint8_t*>(data.data());
   w.scales = scales ? const_cast<uint16_t*>(scales->data()) : nullptr;
 }

@@ -17,6 +17,12 @@ struct Matrix {
 
   Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
          Bias bias_);
+
+ protected:
+  // Of a shape that the derived class checks.
+  Matrix(const Mat& shape, Array<const uint8_t, 2> data_, ConstScales scales_, Bias bias_);
+
+ public:
   size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const;
   void norms(Array<float, 1> out) const;
   size_t apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y, bool add) const;

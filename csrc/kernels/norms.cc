@@ -23,5 +23,6 @@ void norms_f32(const Mat& w, size_t c0, size_t c1, float* out) { norms<F32Row>(w
 void norms_bf16(const Mat& w, size_t c0, size_t c1, float* out) { norms<Bf16Row>(w, c0, c1, out); }
 void norms_int8(const Mat& w, size_t c0, size_t c1, float* out) { norms<Int8Row>(w, c0, c1, out); }
 void norms_int4(const Mat& w, size_t c0, size_t c1, float* out) { norms<Int4Row>(w, c0, c1, out); }
+void norms_proc(const Mat& w, size_t c0, size_t c1, float* out) { norms<ProcRow>(w, c0, c1, out); }
 
 }  // namespace ISA

@@ -84,6 +84,31 @@ class Matrix:
         One token, outputs [o0, o1) only, multiples of PAD: the weights of the others are not read
         """
 
+SEED_BLOCKS: int = 4
+
+SEED_TURN: int = 16
+
+class ProcMatrix(Matrix):
+    """A linear map whose weights are rebuilt from seeds while it is applied"""
+
+    def __init__(self, ic: int, oc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, tables: Annotated[NDArray[numpy.int8], dict(shape=(4, 4, 4, 16), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], at: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], deltas: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def unpack(self, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """The weights (ic, oc), deltas included"""
+
+    def digest(self) -> int:
+        """A number that stands for the rebuilt weights, the same on every CPU"""
+
+class SeedSearch:
+    """Finds the seeds of a channel's weights"""
+
+    def __init__(self, tables: Annotated[NDArray[numpy.int8], dict(shape=(4, 4, 4, 16), order='C', device='cpu', writable=False)], sigma: float) -> None: ...
+
+    def row(self, w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], seeds: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """
+        Seeds and scales for the weights (oc) of one channel, and the weights they give
+        """
+
 HEAD_PAD: int = 16
 
 class LayerCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,11 @@ class Matrix:
         starts = list(accumulate((padded(n) for n in parts.values()), initial=0))
         self.oc = starts[-1]  # outputs, padding included
         self.slices = {name: slice(at, at + n) for (name, n), at in zip(parts.items(), starts, strict=False)}
-        self.core = _core.Matrix(quant, ic, self.oc, data, scales, bias)
+        self.core = self._core()
         self.bytes_read = 0  # by all calls so far, counted by the kernel
+
+    def _core(self) -> _core.Matrix:
+        return _core.Matrix(self.quant, self.ic, self.oc, self.data, self.scales, self.bias)
 
     @classmethod
     def empty(cls, quant: str, ic: int, parts: Mapping[str, int], bias: bool, arena: Arena | None = None) -> Matrix:
@@ -72,4 +76,9 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self.data, self.scales, self.bias) if a is not None)
+        return sum(a.nbytes for a in self.arrays().values())
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What is stored, by name."""
+        stored = {"data": self.data, "scales": self.scales, "bias": self.bias}
+        return {name: array for name, array in stored.items() if array is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,12 @@ class Embedding:
     """Rows of the embedding as the checkpoint holds them (bf16 as uint16), memory-mapped: only rows in use are read."""
 
     table: NDArray[np.generic]  # (V, D)
+
+    def rows(self, tokens: Sequence[int]) -> F32:
+        """Of some tokens (T, D)."""
+        rows = self.table[np.asarray(tokens, np.int64)]
+        wide = (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows
+        return np.ascontiguousarray(wide, np.float32)
 
     def words(self) -> tuple[U16, str]:
         """As 16-bit words, and what they are: f32 (two of them), f16 or bf16."""

@@ -1,0 +1,152 @@
+"""Builds procedural weights from a checkpoint, layer by layer: the inputs that a text gives, seeds for them, on to the next.
+
+Every layer is built on what the layers before it really give, seeds included, so that errors are made up for and not
+only added up. In memory are one layer's weights, its inputs' second moments, and the hidden states of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo import _core
+from ralo.formats.tensor import Tensor
+from ralo.matrix import padded
+from ralo.proc.compensate import compensated
+from ralo.proc.generator import SIGMA, columns_for, tables
+from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
+from ralo.proc.windows import Windows
+from ralo.weights import FUSED, LayerWeights
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+
+def moments_of(inputs: Iterator[F32]) -> F64:
+    """Sum of x x^T over all tokens."""
+    total: F64 | None = None
+    for x in inputs:
+        square = (x.T @ x).astype(np.float64)
+        total = square if total is None else total + square
+    assert total is not None
+    return total
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one matrix is made."""
+
+    bits: float  # a weight, deltas left out
+    deltas: float  # share of weights that are put right one by one
+    eps: float
+    watermark: int
+    generator: str = "fitted"
+    compensate: bool = True
+
+
+def build_matrix(
+    found: Mapping[str, Tensor], place: str, recipe: Recipe, moments: F64 | None
+) -> tuple[ProcMatrix, float]:
+    """Seeds and deltas of the sites of a place; and the share of typical outputs that is lost."""
+    sites = [s for s in FUSED[place] if s in found]
+    parts = {s: found[s].shape[0] for s in sites}
+    weights, bias = _joined(found, parts)
+    ic, oc = weights.shape
+    columns = columns_for(recipe.bits, oc)
+    data, scales = np.empty((ic, columns * _core.PAD), np.uint8), np.empty((ic, columns), np.uint16)
+    search = _core.SeedSearch(tables(recipe.generator), SIGMA)
+    strong = _Strong(ic, round(recipe.deltas * oc))
+    rebuilt = np.empty_like(weights)
+
+    def store(i: int, row: F32) -> F32:
+        search.row(row, data[i], scales[i], rebuilt[i])
+        strong.take(i, row, rebuilt[i])
+        return rebuilt[i]
+
+    original = weights.copy() if moments is not None else weights
+    if moments is not None and recipe.compensate:
+        compensated(weights, moments, store)
+    else:
+        for i in range(ic):
+            store(i, weights[i])
+    matrix = ProcMatrix(ic, parts, data, scales, bias, tables(recipe.generator), strong.deltas())
+    return matrix.shed(recipe.eps, recipe.watermark)[0], _lost(original, rebuilt, moments)
+
+
+def _joined(found: Mapping[str, Tensor], parts: Mapping[str, int]) -> tuple[F32, F32 | None]:
+    """The weights (ic, oc) of all parts, each padded, and their bias."""
+    oc = sum(padded(n) for n in parts.values())
+    ic = next(found[s] for s in parts).shape[1]
+    weights, at = np.zeros((ic, oc), np.float32), 0
+    bias = np.zeros(oc, np.float32) if any(f"{s}_bias" in found for s in parts) else None
+    for site, n in parts.items():
+        weights[:, at : at + n] = found[site].rows(0, n).T
+        found[site].release()
+        if bias is not None and f"{site}_bias" in found:
+            bias[at : at + n] = found[f"{site}_bias"].rows(0, n).reshape(-1)
+        at += padded(n)
+    return weights, bias
+
+
+class _Strong:
+    """Of every channel the weights that are furthest off."""
+
+    def __init__(self, ic: int, count: int) -> None:
+        self.count = count
+        self.rows: list[tuple[NDArray[np.int64], NDArray[np.uint16]]] = [(np.zeros(0, np.int64),) * 2] * ic  # type: ignore[list-item]
+
+    def take(self, i: int, row: F32, rebuilt: F32) -> None:
+        """Notes the deltas of channel i and adds them to what was rebuilt."""
+        off = row - rebuilt
+        at = np.sort(np.argpartition(-np.abs(off), self.count)[: self.count]) if self.count else np.zeros(0, np.int64)
+        words = bf16_words(off[at])
+        rebuilt[at] += bf16_values(words)
+        self.rows[i] = at, words
+
+    def deltas(self) -> Deltas:
+        starts = np.zeros(len(self.rows) + 1, np.uint32)
+        np.cumsum([len(at) for at, _ in self.rows], out=starts[1:])
+        at = np.concatenate([at for at, _ in self.rows]).astype(np.uint16)
+        return Deltas(starts, at, np.concatenate([words for _, words in self.rows]).astype(np.uint16))
+
+
+def _lost(original: F32, rebuilt: F32, moments: F64 | None) -> float:
+    """Share of the outputs' energy that the error makes up, for typical inputs."""
+    error = original - rebuilt
+    if moments is None:
+        return float(np.square(error).sum() / max(1e-30, np.square(original).sum()))
+    weigh = moments.astype(np.float32)
+    wrong, right = float((error * (weigh @ error)).sum()), float((original * (weigh @ original)).sum())
+    return wrong / max(1e-30, right)
+
+
+def build_layer(
+    found: Mapping[str, Tensor],
+    dense: LayerWeights,
+    index: int,
+    recipes: Mapping[str, Recipe],
+    windows: Windows,
+    done: Mapping[str, ProcMatrix],
+    said: Callable[[int, str], None],
+) -> dict[str, ProcMatrix]:
+    """The matrices of one layer's places that have a recipe; `done` are some that were built before. The windows move on."""
+    made: dict[str, ProcMatrix] = {}
+    layer = dense
+
+    def place(name: str, inputs: Iterator[F32]) -> None:
+        nonlocal layer
+        if name in recipes:
+            made[name] = done[name] if name in done else build_matrix(found, name, recipes[name], moments_of(inputs))[0]
+            layer = replace(layer, **{name: made[name]})
+            said(index, name)
+
+    place("qkv", windows.normed(layer, "attn_norm"))
+    place("o", windows.attended(layer, index))
+    windows.attend(layer, index)
+    place("up", windows.normed(layer, "mlp_norm"))
+    place("down", windows.neurons(layer))
+    windows.finish(layer)
+    return made
