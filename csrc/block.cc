@@ -2,13 +2,32 @@
 #include "block.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "buffer.h"
 #include "linear.h"
 #include "pool.h"
 
+namespace {
+
+// With other weights; a result that is not finite is computed again with the map's own, and counted.
+size_t apply_others(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
+  static thread_local Buffer<float> saved;
+  const size_t size = tokens * l.w->oc;
+  float* old = add ? saved.get(size) : nullptr;
+  if (add) std::memcpy(old, y, size * sizeof(float));
+  const size_t bytes = apply(*l.others->w, l.bias, x, tokens, y, add, pass.many);
+  if (kernels().finite(y, size)) return bytes;
+  ++l.others->nonfinite;
+  if (add) std::memcpy(y, old, size * sizeof(float));
+  return bytes + apply(*l.w, l.bias, x, tokens, y, add, pass.many);
+}
+
+}  // namespace
+
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
   if (taken(l.input, pass)) return l.input->apply(l, x, tokens, y, add, pass);
+  if (taken(l.others, pass)) return apply_others(l, x, tokens, y, add, pass);
   return apply(*l.w, l.bias, x, tokens, y, add, pass.many);
 }
 

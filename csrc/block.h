@@ -14,7 +14,9 @@ struct Linear {
   const Mat* w;
   const float* bias;  // (oc) or null
   Place place;
-  Input* input;  // null: dense
+  Input* input = nullptr;        // null: dense
+  WeightSlot* others = nullptr;  // null: w
+  const Mat& weights(const Pass& pass) const { return taken(others, pass) ? *others->w : *w; }
 };
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 

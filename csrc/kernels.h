@@ -29,11 +29,11 @@ inline size_t group_size(Quant q) { return q == Quant::int8 ? kGroupInt8 : q == 
 // column of n blocks gives, from seed b and from the seed before it in its chain, weight b of each of the n. The seed
 // before is seed b of the column to the left; left of the first column stands the last one, turned by kTurn seeds, so
 // that chains are long. A weight is a sum of four table values, one for each half of the two seeds, times the column's
-// scale; what is far off is put right by deltas.
+// scale; what is far off is put right by deltas. Of the seed before, the two highest bits do not count.
 struct Proc {
   size_t columns;          // of a row
   const int8_t* tables;    // (kMostBlocks, kMostBlocks, 4, 16): of columns of n + 1 blocks the j-th: low and high half
-                           // of the seed, low and high half of the one before
+                           // of the seed, low and high half of the one before (which repeats every four)
   const uint32_t* starts;  // (ic + 1): a channel's deltas; null: none
   const uint16_t* at;      // their outputs, ascending
   const uint16_t* deltas;  // bf16

@@ -6,7 +6,7 @@
 
 namespace ISA {
 
-// What is kept of the tokens, and the halves of the seeds of this column and of the one before.
+// What is kept of the tokens, and the seeds of this column and of the one before.
 template <size_t Most>
 struct ProcRoom {
   static constexpr size_t kColumns = Most == 1 ? kPanel / kPad : 16;  // of a tile
@@ -15,7 +15,7 @@ struct ProcRoom {
   alignas(64) int32_t zero[Most][kColumns];                    // what the weights' offset adds up to
   __m512i sums[kBlocks * Most * 4];                            // (blocks, tokens, 4)
   __m512i weights[kPass];                                      // of one block, (quads, 4)
-  Halves seeds[2][kPass];                                      // of even and odd columns, (quads, 4)
+  __m512i seeds[2][kPass];                                     // of even and odd columns, (quads, 4)
   float units[Most][kFold], step[Most], largest[kFold];
   float* y[Most];
   size_t live;
@@ -23,33 +23,60 @@ struct ProcRoom {
 };
 
 template <class Rows>
-inline void split_seeds(const Rows& rows, size_t quads, size_t at, Halves* out) {
+inline void read_seeds(const Rows& rows, size_t quads, size_t at, __m512i* out) {
   for (size_t q = 0; q < quads; ++q) {
     const Quad quad = interleave(rows, 4 * q, at);
-    for (size_t m = 0; m < 4; ++m) out[4 * q + m] = halves(quad.v[m]);
+    for (size_t m = 0; m < 4; ++m) out[4 * q + m] = quad.v[m];
   }
 }
 // Lane L holds seeds from 16 L on: turning by kTurn seeds moves whole lanes.
 static_assert(kTurn == 16);
 inline __m512i turned(__m512i v) { return _mm512_shuffle_i32x4(v, v, 0x39); }
 
-// One block of one column: its sums of N tokens from the quads' weights.
-template <size_t N, class Weights>
-INLINE inline void dot_block(Weights weights, size_t quads, const int32_t* x, size_t width, size_t next,
-                             __m512i* sums) {
+// J blocks of one column for one token, rebuilt and multiplied at once. sums: `apart` from block to block.
+template <size_t J>
+INLINE inline void dot_fresh(const Lookup* lookup, const __m512i* now, const __m512i* before, size_t quads,
+                             const int32_t* x, size_t width, __m512i* sums, size_t apart) {
+  __m512i hi[J][4], lo[J][4];
+  each<J>([&](auto j) INLINE {
+    each<4>([&](auto m)
+                INLINE { hi[j][m] = _mm512_setzero_si512(), lo[j][m] = _mm512_load_si512(sums + j * apart + m); });
+  });
+  for (size_t q = 0; q < quads; ++q, x += 2 * width, now += 4, before += 4) {
+    const __m512i x_hi = _mm512_set1_epi32(x[0]), x_lo = _mm512_set1_epi32(x[width]);
+    each<4>([&](auto m) INLINE {
+      const Halves half = halves(now[m]);
+      const __m512i seeds_before = before[m];
+      each<J>([&](auto j) INLINE {
+        const __m512i w = lookup[j](half, seeds_before);
+        dot_bytes(hi[j][m], w, x_hi);
+        dot_bytes(lo[j][m], w, x_lo);
+      });
+    });
+  }
+  each<J>([&](auto j) INLINE {
+    each<4>([&](auto m) INLINE {
+      _mm512_store_si512(sums + j * apart + m, _mm512_add_epi32(_mm512_slli_epi32(hi[j][m], 8), lo[j][m]));
+    });
+  });
+}
+
+// One block for N tokens, of weights that were rebuilt before.
+template <size_t N>
+INLINE inline void dot_kept(const __m512i* weights, size_t quads, const int32_t* x, size_t width, size_t next,
+                            __m512i* sums) {
   __m512i hi[N][4], lo[N][4];
   each<N>([&](auto t) INLINE {
     each<4>([&](auto m) INLINE { hi[t][m] = _mm512_setzero_si512(), lo[t][m] = _mm512_load_si512(sums + 4 * t + m); });
   });
-  for (size_t q = 0; q < quads; ++q, x += next) {
+  for (size_t q = 0; q < quads; ++q, x += next)
     each<4>([&](auto m) INLINE {
-      const __m512i w = weights(4 * q + m);
+      const __m512i w = weights[4 * q + m];
       each<N>([&](auto t) INLINE {
         dot_bytes(hi[t][m], w, _mm512_set1_epi32(x[2 * t * width]));
         dot_bytes(lo[t][m], w, _mm512_set1_epi32(x[(2 * t + 1) * width]));
       });
     });
-  }
   each<N>([&](auto t) INLINE {
     each<4>([&](auto m) INLINE {
       _mm512_store_si512(sums + 4 * t + m, _mm512_add_epi32(_mm512_slli_epi32(hi[t][m], 8), lo[t][m]));
@@ -57,39 +84,47 @@ INLINE inline void dot_block(Weights weights, size_t quads, const int32_t* x, si
   });
 }
 
+// Column k, its blocks [j0, j1); x and sums: of the column and its block j0.
+template <size_t Most>
+void dot_column(const Proc& p, size_t n, size_t j0, size_t j1, const __m512i* now, const __m512i* before, size_t quads,
+                const int32_t* x, size_t width, __m512i* sums, ProcRoom<Most>& room) {
+  const size_t live = room.count();
+  for (size_t j = j0; j < j1; sums += 4 * live) {
+    Lookup lookup[2] = {Lookup(tables_of(p, n, j)), Lookup(tables_of(p, n, j + (j + 1 < j1)))};
+    for (Lookup& l : lookup) l.low = _mm512_xor_si512(l.low, _mm512_set1_epi8(-128));  // weights + 128
+    if constexpr (Most == 1) {
+      if (j + 1 < j1) {
+        dot_fresh<2>(lookup, now, before, quads, x, width, sums, 4);
+        j += 2, sums += 4;
+      } else {
+        dot_fresh<1>(lookup, now, before, quads, x, width, sums, 4);
+        j += 1;
+      }
+    } else {
+      for (size_t i = 0; i < 4 * quads; ++i) room.weights[i] = lookup[0](halves(now[i]), before[i]);
+      batches<3>(live, [&](auto size, size_t t) {
+        dot_kept<decltype(size)::value>(room.weights, quads, x + 2 * t * width, width, live * 2 * width, sums + 4 * t);
+      });
+      j += 1;
+    }
+  }
+}
+
 // Columns [k0, k1) of a tile, of the blocks [b0, b1) that are wanted.
 template <class Rows, class Pick, size_t Most>
 void dot_columns(const Mat& w, const Columns& columns, const Rows& rows, size_t quads, size_t k0, size_t k1, size_t b0,
                  size_t b1, size_t width, ProcRoom<Most>& room, Ahead<Pick>& ahead) {
-  const size_t live = room.count(), next = live * 2 * width, from = columns.first(k0) < b0 ? b0 : columns.first(k0);
-  Halves* before = room.seeds[(k0 + 1) % 2];
-  split_seeds(rows, quads, (k0 > 0 ? k0 - 1 : columns.all - 1) * kPad, before);
-  if (k0 == 0)
-    for (size_t i = 0; i < 4 * quads; ++i) before[i] = {turned(before[i].low), turned(before[i].high)};
+  const size_t from = columns.first(k0) < b0 ? b0 : columns.first(k0);
+  __m512i* last = room.seeds[(k0 + 1) % 2];
+  read_seeds(rows, quads, (k0 > 0 ? k0 - 1 : columns.all - 1) * kPad, last);
+  for (size_t i = 0; i < 4 * quads && k0 == 0; ++i) last[i] = turned(last[i]);
   for (size_t k = k0; k < k1; ++k) {
     const size_t first = columns.first(k), n = columns.blocks(k);
-    Halves* now = room.seeds[k % 2];
-    before = room.seeds[(k + 1) % 2];
+    const size_t j0 = first < b0 ? b0 - first : 0, j1 = upto(n, b1 - first);
     ahead.fetch(4 * quads);
-    split_seeds(rows, quads, k * kPad, now);
-    for (size_t j = 0; j < n; ++j) {
-      if (first + j < b0 || first + j >= b1) continue;
-      const int8_t* at = tables_of(*w.proc, n, j);
-      const __m512i t[4] = {_mm512_xor_si512(table_at(at), _mm512_set1_epi8(-128)), table_at(at + kTable),
-                            table_at(at + 2 * kTable), table_at(at + 3 * kTable)};
-      const int32_t* x = room.bytes + (k - k0);
-      __m512i* sums = room.sums + (first + j - from) * live * 4;
-      const auto fresh = [&](size_t i) INLINE { return rebuilt(t, now[i], before[i]); };
-      if (Most == 1) {
-        dot_block<1>(fresh, quads, x, width, next, sums);
-        continue;
-      }
-      for (size_t i = 0; i < 4 * quads; ++i) room.weights[i] = fresh(i);
-      const auto kept = [&](size_t i) INLINE { return room.weights[i]; };
-      batches<3>(live, [&](auto size, size_t token) {
-        dot_block<decltype(size)::value>(kept, quads, x + 2 * token * width, width, next, sums + 4 * token);
-      });
-    }
+    read_seeds(rows, quads, k * kPad, room.seeds[k % 2]);
+    dot_column(*w.proc, n, j0, j1, room.seeds[k % 2], room.seeds[(k + 1) % 2], quads, room.bytes + (k - k0), width,
+               room.sums + (first + j0 - from) * room.count() * 4, room);
   }
 }
 

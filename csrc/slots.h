@@ -48,6 +48,13 @@ struct Slot {
   }
 };
 
+// In place of a linear map's weights: others, of the same shape.
+struct WeightSlot : Slot {
+  const Mat* w;
+  explicit WeightSlot(const Mat* w_) : w(w_) {}
+  std::unique_ptr<State> fresh() const override { return nullptr; }
+};
+
 struct Linear;
 struct Mlp;
 

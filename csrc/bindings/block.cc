@@ -28,7 +28,12 @@ void need_fit(const Input* input, const Linear& l) {
   if (input) need(input->n == l.w->ic, "a slot is of another width than its matrix");
 }
 
-Linear linear(const Matrix& m, Place place) { return {&m.w, m.bias ? m.bias->data() : nullptr, place, nullptr}; }
+void need_fit(const WeightSlot* others, const Linear& l) {
+  if (others)
+    need(others->w->ic == l.w->ic && others->w->oc == l.w->oc, "weights are of another shape than their matrix");
+}
+
+Linear linear(const Matrix& m, Place place) { return {&m.w, m.bias ? m.bias->data() : nullptr, place}; }
 
 Angles angles_of(const Table& cos, const Table& sin, size_t tokens) {
   need(cos.has_value() == sin.has_value(), "cos and sin go together");
@@ -56,10 +61,10 @@ struct AttentionObject {
     kept = nb::make_tuple(nb::find(norm), nb::find(qkv), nb::find(o), q_norm, k_norm);
   }
 
-  void use(Input* qkv, Input* o, AttendSlot* attend) {
-    need_fit(qkv, a.qkv), need_fit(o, a.o);
-    slots = nb::make_tuple(nb::cast(qkv), nb::cast(o), nb::cast(attend));
-    a.qkv.input = qkv, a.o.input = o, a.slot = attend;
+  void use(Input* qkv, Input* o, AttendSlot* attend, WeightSlot* qkv_weights, WeightSlot* o_weights) {
+    need_fit(qkv, a.qkv), need_fit(o, a.o), need_fit(qkv_weights, a.qkv), need_fit(o_weights, a.o);
+    slots = nb::make_tuple(nb::cast(qkv), nb::cast(o), nb::cast(attend), nb::cast(qkv_weights), nb::cast(o_weights));
+    a.qkv.input = qkv, a.o.input = o, a.slot = attend, a.qkv.others = qkv_weights, a.o.others = o_weights;
   }
 
   void check(size_t width, size_t tokens, const LayerCache& cache, size_t past, const Angles& angles) const {
@@ -90,11 +95,12 @@ struct MlpObject {
     kept = nb::make_tuple(nb::find(norm), nb::find(up), nb::find(down));
   }
 
-  void use(Input* up, Input* down, MlpSlot* mlp) {
-    need_fit(up, m.up), need_fit(down, m.down);
+  void use(Input* up, Input* down, MlpSlot* mlp, WeightSlot* up_weights, WeightSlot* down_weights) {
+    need_fit(up, m.up), need_fit(down, m.down), need_fit(up_weights, m.up), need_fit(down_weights, m.down);
+    need(!mlp || (!up_weights && !down_weights), "an MLP has a slot of its own or other weights, not both");
     if (const char* why = mlp ? mlp->misfit(m) : nullptr) throw nb::value_error(why);
-    slots = nb::make_tuple(nb::cast(up), nb::cast(down), nb::cast(mlp));
-    m.up.input = up, m.down.input = down, m.slot = mlp;
+    slots = nb::make_tuple(nb::cast(up), nb::cast(down), nb::cast(mlp), nb::cast(up_weights), nb::cast(down_weights));
+    m.up.input = up, m.down.input = down, m.slot = mlp, m.up.others = up_weights, m.down.others = down_weights;
   }
 
   size_t run(Array<float, 2> x, size_t past, bool exact, LayerState* state) const {
@@ -180,6 +186,7 @@ void bind_block(nb::module_& m) {
            "x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read. Without the "
            "text's state it is dense")
       .def("use", &AttentionObject::use, nb::arg("qkv").none(), nb::arg("o").none(), nb::arg("attend").none(),
+           nb::arg("qkv_weights").none() = nb::none(), nb::arg("o_weights").none() = nb::none(),
            "Puts modes into the slots; None is dense");
   nb::class_<MlpObject>(m, "Mlp", "The MLP half of a layer")
       .def(nb::init<const NormObject&, const Matrix&, const Matrix&, size_t, bool, const std::string&>(),
@@ -187,6 +194,7 @@ void bind_block(nb::module_& m) {
       .def("run", &MlpObject::run, array("x"), nb::arg("past") = 0, nb::arg("exact") = true,
            nb::arg("state").none() = nb::none(), "x (T, D padded) += MLP; bytes of weights read")
       .def("use", &MlpObject::use, nb::arg("up").none(), nb::arg("down").none(), nb::arg("mlp").none(),
+           nb::arg("up_weights").none() = nb::none(), nb::arg("down_weights").none() = nb::none(),
            "Puts modes into the slots; None is dense");
   nb::class_<DecoderObject>(m, "Decoder", "A model: embedding, layers as pairs (Attention, Mlp), final norm, head")
       .def(nb::init<Array<const uint16_t, 2>, const std::string&, std::optional<Array<const float, 2>>, const Layers&,

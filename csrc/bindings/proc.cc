@@ -10,6 +10,12 @@ namespace {
 using Tables =
     nb::ndarray<const int8_t, nb::numpy, nb::shape<kMostBlocks, kMostBlocks, 4, kTable>, nb::c_contig, nb::device::cpu>;
 
+void need_tables(const Tables& t) {
+  for (size_t i = 0; i < kTables; ++i)
+    if (i / kTable % 4 == 3)
+      need(t.data()[i] == t.data()[i - i % kTable + i % 4], "the last table must repeat every four");
+}
+
 void need_columns(size_t columns, size_t oc) {
   need(oc % kPad == 0 && oc > 0 && oc <= 1 << 16, "outputs must be a multiple of PAD, at most 65536");
   need(columns > 0 && columns <= oc / kPad && columns * kMostBlocks >= oc / kPad, "columns must have 1 to 4 blocks");
@@ -30,6 +36,7 @@ struct ProcMatrix : Matrix {
         at(std::move(at_)),
         deltas(std::move(deltas_)) {
     const size_t columns = data.shape(1) / kPad;
+    need_tables(tables);
     need_columns(columns, oc);
     need(ic > 0 && ic < (1u << 24), "matrix too large");
     need(data.shape(0) == ic && data.shape(1) == columns * kPad, "data must be (ic, columns * PAD)");
@@ -63,6 +70,7 @@ struct SeedSearch {
   float sigma;
   SeedSearch(Tables t, float sigma_) : tables(std::move(t)), codes(tables.data()), sigma(sigma_) {
     need(sigma > 0, "sigma must be above zero");
+    need_tables(tables);
   }
   void row(Array<const float, 1> w, Array<uint8_t, 1> seeds, Array<uint16_t, 1> scales, Array<float, 1> out) const {
     need_columns(scales.shape(0), w.shape(0));

@@ -61,5 +61,9 @@ void bind_slots(nb::module_& m) {
       .def("attend", &run_attend, nb::arg("cache"), array("q"), nb::arg("heads"), nb::arg("past"), nb::arg("window"),
            nb::arg("scale"), nb::arg("state"), array("out"), nb::arg("exact") = true,
            "Attention of positions [past, past + T), which are in the cache already; returns the bytes of cache read");
+  nb::class_<WeightSlot, Slot>(m, "WeightSlot", "In place of a linear map's weights: others of the same shape")
+      .def(
+          "__init__", [](WeightSlot* slot, const Matrix& w) { new (slot) WeightSlot(&w.w); }, nb::arg("matrix"),
+          nb::keep_alive<1, 2>());
   nb::class_<MlpSlot, Slot>(m, "MlpSlot", "In place of an MLP after its norm");
 }

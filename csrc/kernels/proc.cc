@@ -5,7 +5,7 @@
 namespace ISA {
 namespace {
 
-constexpr size_t kSeeds = 256;
+constexpr size_t kSeeds = 256, kAlike = 64;  // seeds before that differ in their two highest bits only add the same
 
 inline uint32_t bits_of(float f) {
   uint32_t u;
@@ -27,9 +27,11 @@ void step(const SeedCodes& codes, const float* x, float* cost, uint8_t* from) {
   constexpr size_t kWide = N <= 2 ? 4 : 2;  // vectors of seeds at a time: what is known of them stays in registers
   const float *now = codes.now + (N - 1) * kMostBlocks * kSeeds,
               *before = codes.before + (N - 1) * kMostBlocks * kSeeds;
-  float known[kSeeds][N + 2];  // of every p that a chain can end with: cost so far, its tag, -2 (x - before)
+  float known[kAlike][N + 2];  // of seeds before that add the same the cheapest: cost so far, tag, -2 (x - before)
   size_t live = 0;
-  for (size_t p = 0; p < kSeeds; ++p) {
+  for (size_t same = 0; same < kAlike; ++same) {
+    size_t p = same;
+    for (size_t other = same + kAlike; other < kSeeds; other += kAlike) p = cost[other] < cost[p] ? other : p;
     if (!(cost[p] < INFINITY)) continue;
     float* k = known[live++];
     k[0] = cost[p], k[1] = float_of(static_cast<uint32_t>(p));

@@ -23,9 +23,9 @@ std::vector<bool> EventBlocks::chosen(const BlockResults& state, const float* x,
   return out;
 }
 
-size_t EventBlocks::one(BlockResults& state, const Linear& l, const float* x, size_t most) {
+size_t EventBlocks::one(BlockResults& state, const Mat& w, const float* x, size_t most) {
   const std::vector<bool> now = chosen(state, x, most);
-  const size_t blocks = rule.blocks(), oc = l.w->oc;
+  const size_t blocks = rule.blocks(), oc = w.oc;
   state.y.resize(blocks * oc), state.age.resize(blocks, 0);
   std::vector<uint32_t> list(rule.block);
   size_t bytes = 0, sent = 0;
@@ -34,12 +34,12 @@ size_t EventBlocks::one(BlockResults& state, const Linear& l, const float* x, si
     if (!now[b]) continue;
     const size_t first = b * rule.block, count = std::min(rule.block, n - first);
     std::iota(list.begin(), list.end(), static_cast<uint32_t>(first));
-    bytes += apply_some(*l.w, {list.data(), count}, nullptr, x, state.y.data() + b * oc, false);
+    bytes += apply_some(w, {list.data(), count}, nullptr, x, state.y.data() + b * oc, false);
     state.age[b] = 0, sent += count;
   }
   state.x.assign(x, x + n);
   ++counts.steps, counts.channels += n, counts.sent += sent;
-  counts.bytes_read += bytes, counts.bytes_skipped += l.w->bytes() - bytes;
+  counts.bytes_read += bytes, counts.bytes_skipped += w.bytes() - bytes;
   return bytes;
 }
 
@@ -67,7 +67,7 @@ size_t EventBlocks::run(const Linear& l, const float* x, size_t tokens, float* y
   size_t bytes = 0;
   for (size_t t = 0; t < tokens; ++t) {
     if (state.next != pass.past + t) state.x.clear();
-    bytes += one(state, l, x + t * n, most);
+    bytes += one(state, l.weights(pass), x + t * n, most);
     join(state, l, y + t * l.w->oc, add);
     state.next = pass.past + t + 1;
   }

@@ -40,7 +40,7 @@ struct EventBlocks : GuardedInput {
 
  private:
   size_t run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
-  size_t one(BlockResults& state, const Linear& l, const float* x, size_t most);
+  size_t one(BlockResults& state, const Mat& w, const float* x, size_t most);
   std::vector<bool> chosen(const BlockResults& state, const float* x, size_t most) const;
   void join(const BlockResults& state, const Linear& l, float* y, bool add) const;
 };

@@ -60,18 +60,18 @@ Channels EventInput::choose(const float* x, size_t, Place, const Pass&) {
 
 // Brings what is remembered up to date with x; bytes read.
 size_t EventInput::moved(Sent& sent, const Linear& l, const float* x, size_t position, const Pass& pass) {
-  const size_t most = rule.most[level()], all = l.w->bytes();
+  const size_t most = rule.most[level()], all = l.weights(pass).bytes();
   size_t bytes = all, count_sent = n;
   if (sent.x.empty() || sent.next != position || position - sent.from >= rule.age_max) {
     sent.x.assign(x, x + n), sent.y.resize(l.w->oc);
-    ::apply(*l.w, nullptr, x, 1, sent.y.data(), false, pass.many);
+    ::apply(l.weights(pass), nullptr, x, 1, sent.y.data(), false, pass.many);
     sent.from = position, ++counts.whole;
   } else {
     static thread_local Buffer<float> deltas;
     float* delta = deltas.get(n);
     for (size_t i = 0; i < n; ++i) delta[i] = x[i] - sent.x[i];
     const Channels some = pick(delta, most);
-    bytes = apply_some(*l.w, some, nullptr, delta, sent.y.data(), true);
+    bytes = apply_some(l.weights(pass), some, nullptr, delta, sent.y.data(), true);
     for (size_t i = 0; i < some.count; ++i) sent.x[some.list[i]] = x[some.list[i]];
     count_sent = some.count;
   }
@@ -81,12 +81,12 @@ size_t EventInput::moved(Sent& sent, const Linear& l, const float* x, size_t pos
 }
 
 size_t EventInput::run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
-  const size_t most = rule.most[level()], all = l.w->bytes();
+  const size_t most = rule.most[level()], all = l.weights(pass).bytes();
   if (most >= n) {
     pass.state->at[l.place] = nullptr;  // what was sent before is out of date from here on
     for (size_t t = 0; t < tokens; ++t) count(n, 0, 0);
     counts.bytes_read += all;  // once for all tokens
-    return ::apply(*l.w, l.bias, x, tokens, y, add, pass.many);
+    return ::apply(l.weights(pass), l.bias, x, tokens, y, add, pass.many);
   }
   if (rule.track) {
     Sent& sent = state<Sent>(pass, l.place);
@@ -99,7 +99,7 @@ size_t EventInput::run(const Linear& l, const float* x, size_t tokens, float* y,
   }
   if (tokens == 1) {
     const Channels some = pick(x, most);
-    const size_t bytes = apply_some(*l.w, some, l.bias, x, y, add);
+    const size_t bytes = apply_some(l.weights(pass), some, l.bias, x, y, add);
     count(some.count, bytes, all);
     return bytes;
   }

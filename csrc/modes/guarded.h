@@ -39,5 +39,5 @@ size_t apply_kept(const Linear& l, const float* x, size_t tokens, float* y, bool
   float* kept = rows.get(tokens * n);
   std::memset(kept, 0, tokens * n * sizeof(float));
   for (size_t t = 0; t < tokens; ++t) keep(x + t * n, pass.past + t, kept + t * n);
-  return ::apply(*l.w, l.bias, kept, tokens, y, add, pass.many);
+  return ::apply(l.weights(pass), l.bias, kept, tokens, y, add, pass.many);
 }

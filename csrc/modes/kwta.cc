@@ -104,7 +104,7 @@ size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, boo
   const size_t count = won.count;
   size_t bytes;
   if (count == n) {
-    bytes = ::apply(*l.w, l.bias, x, 1, y, add, pass.many);
+    bytes = ::apply(l.weights(pass), l.bias, x, 1, y, add, pass.many);
   } else {
     static thread_local Buffer<float> scaled;
     if (renorm && count) {
@@ -112,9 +112,9 @@ size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, boo
       for (size_t i = 0; i < n; ++i) louder[i] = x[i] * static_cast<float>(n) / static_cast<float>(count);
       x = louder;
     }
-    bytes = apply_some(*l.w, won, l.bias, x, y, add);
+    bytes = apply_some(l.weights(pass), won, l.bias, x, y, add);
   }
   winners.counts.bytes_read += bytes;
-  winners.counts.bytes_skipped += l.w->bytes() - bytes;
+  winners.counts.bytes_skipped += l.weights(pass).bytes() - bytes;
   return bytes;
 }

@@ -10,6 +10,6 @@ struct Tap : Input {
   std::unique_ptr<State> fresh() const override { return nullptr; }
   size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override {
     rows.insert(rows.end(), x, x + tokens * n);
-    return ::apply(*l.w, l.bias, x, tokens, y, add, pass.many);
+    return ::apply(l.weights(pass), l.bias, x, tokens, y, add, pass.many);
   }
 };

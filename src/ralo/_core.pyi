@@ -185,6 +185,11 @@ class AttendSlot(Slot):
         Attention of positions [past, past + T), which are in the cache already; returns the bytes of cache read
         """
 
+class WeightSlot(Slot):
+    """In place of a linear map's weights: others of the same shape"""
+
+    def __init__(self, matrix: Matrix) -> None: ...
+
 class MlpSlot(Slot):
     """In place of an MLP after its norm"""
 
@@ -205,7 +210,7 @@ class Attention:
         x (T, D padded) += attention; stores keys and values; bytes of weights and of cache read. Without the text's state it is dense
         """
 
-    def use(self, qkv: Input | None, o: Input | None, attend: AttendSlot | None) -> None:
+    def use(self, qkv: Input | None, o: Input | None, attend: AttendSlot | None, qkv_weights: WeightSlot | None = None, o_weights: WeightSlot | None = None) -> None:
         """Puts modes into the slots; None is dense"""
 
 class Mlp:
@@ -216,7 +221,7 @@ class Mlp:
     def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], past: int = 0, exact: bool = True, state: LayerState | None = None) -> int:
         """x (T, D padded) += MLP; bytes of weights read"""
 
-    def use(self, up: Input | None, down: Input | None, mlp: MlpSlot | None) -> None:
+    def use(self, up: Input | None, down: Input | None, mlp: MlpSlot | None, up_weights: WeightSlot | None = None, down_weights: WeightSlot | None = None) -> None:
         """Puts modes into the slots; None is dense"""
 
 class Decoder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -83,6 +83,14 @@ RULES = (
         lambda a, b: getattr(a, "target", "both") != "mlp" and getattr(b, "keys", 1) < 1,
     ),
     Rule("state-pack", "kwta", "takes keys and silent neurons from", "one chooser a place; winners choose channels"),
+    Rule(
+        "state-pack",
+        "proc",
+        REFUSE,
+        "packed activations read neurons row by row, which weights from seeds do not have",
+        "use --state-pack-target=kv, or --proc-target=attn",
+        lambda a, b: getattr(a, "target", "both") != "kv" and getattr(b, "target", "both") != "attn",
+    ),
     Rule("state-pack", "tt", "works beside", "codes are of keys and activations, factors of weights"),
     Rule("proc", "win-attn", "has a fanout per window and head in", "the pattern must respect the windows"),
     Rule(
@@ -114,7 +122,10 @@ class Plan:
 
     def build(self, views: list[LayerView]) -> Built:
         """Every layer's slots, filled, and what keeps the time where a mode has a budget."""
-        ready = [mode.prepare(views) for mode in self.modes]
+        ready = []
+        for mode in self.modes:
+            ready.append(mode.prepare(views))
+            views = [replace(view, weights=ready[-1].weights(view)) for view in views]
         out = []
         for view in views:
             slots = LayerSlots()

@@ -78,7 +78,9 @@ class LM:
         """Runs with these modes from now on; an empty plan is dense."""
         profile = profile or self.profile
         check_layers(plan, self.model.cfg.n_layers)
-        views = [LayerView(i, self.model.cfg, w, profile) for i, w in enumerate(self.model.weights.layers)]
+        cfg, weights = self.model.cfg, self.model.weights
+        model = profiles.fingerprint(weights)
+        views = [LayerView(i, cfg, w, profile, model) for i, w in enumerate(weights.layers)]
         built = plan.build(views)
         self.model.use(built.slots, plan.in_prefill, built.pace, plan.verified)
         self.plan, self.profile = plan, profile

@@ -63,8 +63,8 @@ class Model:
         """Fills the slots of every layer; empty ones are dense. `in_prefill`: prompts go through them too; `pace`:
         keeps a budget of time for each step; `verified`: what the slots give is a draft, the text is dense's."""
         for layer, s in zip(self.layers, slots, strict=True):
-            layer.attention.use(s.qkv, s.o, s.attend)
-            layer.mlp.use(s.up, s.down, s.mlp)
+            layer.attention.use(s.qkv, s.o, s.attend, s.qkv_weights, s.o_weights)
+            layer.mlp.use(s.up, s.down, s.mlp, s.up_weights, s.down_weights)
         self.slots, self.modes_in_prefill, self.pace, self.verified = slots, in_prefill, pace, verified
 
     @property

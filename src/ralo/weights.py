@@ -49,6 +49,14 @@ class LayerWeights:
     up: Matrix  # parts gate and up where the MLP is gated
     down: Matrix
 
+    def using(self, others: Mapping[str, Matrix]) -> LayerWeights:
+        """The same with other matrices at some places."""
+        matrices = {place: others.get(place, getattr(self, place)) for place in PLACES}
+        return LayerWeights(
+            self.attn_norm, matrices["qkv"], self.q_norm, self.k_norm, matrices["o"], self.mlp_norm, matrices["up"],
+            matrices["down"],
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Embedding:

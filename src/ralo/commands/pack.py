@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ralo import cpu, loader, screen
+from ralo import cpu, loader, screen, texts
 from ralo import profile as profiles
+from ralo.commands.run import read_text
+from ralo.config import ModelConfig
 from ralo.errors import RaloError
 from ralo.formats import packed
+from ralo.formats.checkpoint import Checkpoint
 from ralo.lm import LoadOptions
+from ralo.modes import Proc
 from ralo.neurons import Order, order_of
-from ralo.options import add_flags, add_json, flag, read_flags
-from ralo.weights import build
+from ralo.options import add_flags, add_json, flag, given, read_flags
+from ralo.proc.matrix import ProcMatrix
+from ralo.proc.pack import build_proc
+from ralo.weights import Weights, build
 
 
 @dataclass(frozen=True)
@@ -23,10 +30,15 @@ class PackOptions(LoadOptions):
     output: str = flag("", "directory to write; must not exist", short="-o", metavar="DIR")
     order: str = flag("", "profile by which neurons that win together are put together", metavar="FILE")
     order_block: int = flag(32, "neurons of a block in that order", low=2, high=1024)
+    text: str = flag(
+        "", "text (UTF-8) that procedural weights are made for; without one, novels that ship", metavar="FILE"
+    )
+    tokens: int = flag(16384, "tokens of it", low=512, high=1 << 20)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, PackOptions)
+    add_flags(parser.add_argument_group("proc (made here, used by run and others)"), Proc, prefix=Proc.name)
     add_json(parser)
 
 
@@ -38,18 +50,53 @@ def run(args: argparse.Namespace) -> int:
     packed.unfinished(to)  # before the work, not after it
     if packed.is_packed(Path(options.model)):
         raise RaloError(f"{options.model}: is packed already")
+    proc = _proc(args, options)
     cpu.setup(options.threads)
     ckpt = loader.open_checkpoint(options.model)
-    ckpt.tokenizer()  # likewise
+    tokenizer = ckpt.tokenizer()  # likewise
     orders = _orders(options) if options.order else None
     with screen.progress("packing weights") as bar:
-        _, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar, orders)
-    packed.save(ckpt, weights, to)
-    bytes_on_disk = sum(f.stat().st_size for f in to.iterdir())
-    print(f"{to}: {weights.quant}, {screen.size(bytes_on_disk)}")
+        cfg, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar, orders)
+    said: dict[str, object] = {"path": str(to), "quant": weights.quant}
+    if proc:
+        tokens = tokenizer.encode(read_text(Path(options.text)) if options.text else texts.read("calibration"))
+        said |= _pack_proc(ckpt, cfg, weights, proc, tokens[: options.tokens], to)
+    else:
+        packed.save(ckpt, weights, to)
+    said["bytes"] = sum(f.stat().st_size for f in to.iterdir())
+    print(f"{to}: {weights.quant}, {screen.size(int(str(said['bytes'])))}")
     if args.json:
-        screen.json_line({"path": str(to), "quant": weights.quant, "bytes": bytes_on_disk})
+        screen.json_line(said)
     return 0
+
+
+def _proc(args: argparse.Namespace, options: PackOptions) -> Proc | None:
+    """The mode that weights are made for, where one is asked for."""
+    values = given(Proc, args, Proc.name)
+    mode = Proc(**values) if values else None
+    if mode and mode.pack:
+        raise RaloError("--proc-pack is for running; here -o says where the weights go")
+    if mode and mode.enabled and options.order:
+        raise RaloError("--order and --proc-sparse do not go together: weights from seeds have no blocks of neurons")
+    return mode if mode and mode.enabled else None
+
+
+def _pack_proc(
+    ckpt: Checkpoint, cfg: ModelConfig, weights: Weights, mode: Proc, tokens: list[int], to: Path
+) -> dict[str, object]:
+    if len(tokens) < 512:
+        raise RaloError(f"the text has {len(tokens)} tokens; procedural weights need at least 512, better 16384")
+    clock = time.monotonic()
+    with screen.progress("searching seeds") as bar:
+        built, parts = build_proc(ckpt, cfg, weights, mode, tokens, to, bar)
+    packed.save(ckpt, built.weights, to, built.about)
+    parts.remove()
+    seconds = time.monotonic() - clock
+    made = [m for m in built.weights.matrices().values() if isinstance(m, ProcMatrix)]
+    bits = 8 * sum(m.nbytes for m in made) / sum(m.ic * sum(m.parts.values()) for m in made)
+    went_on = f", {built.resumed} layers were there already" if built.resumed else ""
+    print(f"{to}: {len(made)} matrices at {bits:.2f} bits a weight, {seconds:.0f} s{went_on}")
+    return {"bits": bits, "matrices": len(made), "seconds": seconds, "resumed_layers": built.resumed}
 
 
 def _orders(options: PackOptions) -> dict[int, Order]:

@@ -26,14 +26,16 @@ from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.mapped import StoredTensor, read_small
 from ralo.formats.strict_json import parse_object
 from ralo.matrix import QUANTS, Matrix, padded
+from ralo.proc.about import About
 from ralo.weights import FUSED, HEAD_QUANT, Embedding, LayerWeights, Norm, Weights
 
 if TYPE_CHECKING:
     from ralo.tokenizer import Tokenizer
 
-FORMAT = 1  # raised when the layout changes; other numbers are refused
+FORMAT, FORMAT_PROC = 1, 2  # raised when the layout changes; other numbers are refused
 INFO, WEIGHTS = "ralo.json", "weights.safetensors"
 LONGEST_INFO = 4_000_000  # bytes
+PLAIN = (".at", ".blocks")  # arrays of whole numbers of 16 bits
 
 
 def is_packed(path: Path) -> bool:
@@ -50,7 +52,7 @@ def unfinished(to: Path) -> Path:
     return partial
 
 
-def save(ckpt: Checkpoint, weights: Weights, to: Path) -> None:
+def save(ckpt: Checkpoint, weights: Weights, to: Path, proc: About | None = None) -> None:
     """Write a packed directory; it appears under its name only when it is complete."""
     partial = unfinished(to)
     parents = [folder for folder in partial.parents if not os.path.lexists(folder)]  # to be made, innermost first
@@ -58,7 +60,10 @@ def save(ckpt: Checkpoint, weights: Weights, to: Path) -> None:
         partial.mkdir(parents=True)
         arrays, bf16 = _arrays(weights)
         safetensors.write_file(partial / WEIGHTS, arrays, bf16=bf16)
-        info = {"format": FORMAT, "quant": weights.quant, "tensors": len(arrays), "config": dict(ckpt.config)}
+        info: dict[str, Any] = {"format": FORMAT, "quant": weights.quant, "tensors": len(arrays)}
+        if proc is not None:
+            info |= {"format": FORMAT_PROC, "proc": proc.to_dict()}
+        info["config"] = dict(ckpt.config)
         (partial / INFO).write_text(json.dumps(info, indent=1))
         ckpt.tokenizer().save(partial)
         partial.rename(to)
@@ -75,11 +80,7 @@ def _arrays(weights: Weights) -> tuple[dict[str, NDArray[Any]], set[str]]:
     """Every array by name, and the names of those that hold bf16 bits."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, matrix in weights.matrices().items():
-        arrays[f"{name}.data"] = matrix.data
-        if matrix.scales is not None:
-            arrays[f"{name}.scales"] = matrix.scales
-        if matrix.bias is not None:
-            arrays[f"{name}.bias"] = matrix.bias
+        arrays |= {f"{name}.{part}": array for part, array in matrix.arrays().items()}
     norms: dict[str, Norm | None] = {"final_norm": weights.final_norm}
     for i, layer in enumerate(weights.layers):
         norms |= {f"layers.{i}.{n}": getattr(layer, n) for n in ("attn_norm", "mlp_norm", "q_norm", "k_norm")}
@@ -90,14 +91,17 @@ def _arrays(weights: Weights) -> tuple[dict[str, NDArray[Any]], set[str]]:
     arrays["embed"] = weights.embed.table
     if weights.positions is not None:
         arrays["positions"] = weights.positions
-    return arrays, {name for name, array in arrays.items() if array.dtype == np.uint16}
+    return arrays, {name for name, array in arrays.items() if array.dtype == np.uint16 and not name.endswith(PLAIN)}
 
 
 def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callable[[], Tokenizer]]:
     """Memory-map a packed directory; `quant` must be auto or what it was packed with."""
     info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
-    if (version := info.int("format", 0, 1 << 30)) != FORMAT:
-        raise info.fail(f"is of pack format {version}, this ralo reads {FORMAT}; pack the model again")
+    if (version := info.int("format", 0, 1 << 30)) not in (FORMAT, FORMAT_PROC):
+        newer = "take a newer ralo, or " if version > FORMAT_PROC else ""
+        raise info.fail(
+            f"is of pack format {version}, this ralo reads {FORMAT} and {FORMAT_PROC}; {newer}pack the model again"
+        )
     packed_quant = info.one_of("quant", {q: q for q in QUANTS})
     if quant not in ("auto", packed_quant):
         raise RaloError(f"{path}: is packed at {packed_quant}; load the original to run it at {quant}")
@@ -113,18 +117,31 @@ def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callab
     tensors = safetensors.open_file(path / WEIGHTS)
     ckpt = Checkpoint(path, config.values, tensors, tokenizer, path / INFO)
     cfg = arch.find(ckpt).config(Fields(config.values, path / INFO))
-    weights = _Reader(path / WEIGHTS, tensors, cfg, packed_quant).weights()
+    proc = About.read(info) if version == FORMAT_PROC else None
+    weights = _Reader(path / WEIGHTS, tensors, cfg, packed_quant, proc).weights()
     if len(tensors) != (packed := info.int("tensors", 1, 1 << 30)):  # a bias that is gone would not be missed otherwise
         reason = f"has {len(tensors)} tensors, {packed} were packed; the pack is incomplete: pack the model again"
         raise FormatError(path / WEIGHTS, reason)
     return cfg, weights, tokenizer
 
 
+def about_proc(path: Path) -> About:
+    """What a pack says of its procedural weights."""
+    if not is_packed(path):
+        raise RaloError(f"{path}: is not a pack; make one with ralo pack --proc-sparse=on")
+    info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
+    if info.values.get("proc") is None:
+        raise RaloError(f"{path}: has no procedural weights; make some with ralo pack --proc-sparse=on")
+    return About.read(info)
+
+
 class _Reader:
     """Puts the mapped arrays back together, each checked against the shape that the config promises."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, StoredTensor], cfg: ModelConfig, quant: str) -> None:
-        self.path, self.tensors, self.cfg, self.quant = path, tensors, cfg, quant
+    def __init__(
+        self, path: Path, tensors: Mapping[str, StoredTensor], cfg: ModelConfig, quant: str, proc: About | None
+    ) -> None:
+        self.path, self.tensors, self.cfg, self.quant, self.proc = path, tensors, cfg, quant, proc
 
     def weights(self) -> Weights:
         top = top_shapes(self.cfg)
@@ -165,6 +182,9 @@ class _Reader:
     def matrix(self, name: str, quant: str, sites: Mapping[str, tuple[int, ...]]) -> Matrix:
         parts, ic = {s: shape[0] for s, shape in sites.items()}, next(iter(sites.values()))[1]
         oc = sum(padded(n) for n in parts.values())
+        bias = self.array(f"{name}.bias", (oc,), ("f32",)) if f"{name}.bias" in self.tensors else None
+        if self.proc and name in self.proc.digests:
+            return self.proc.matrix(name, ic, parts, bias, self.stored)
         groups = _core.groups(quant, oc)
         return Matrix(
             quant,
@@ -172,17 +192,24 @@ class _Reader:
             parts,
             data=self.array(f"{name}.data", (ic, _core.row_bytes(quant, oc)), ("u8",)),
             scales=self.array(f"{name}.scales", (ic, groups), ("bf16",)) if groups else None,
-            bias=self.array(f"{name}.bias", (oc,), ("f32",)) if f"{name}.bias" in self.tensors else None,
+            bias=bias,
         )
 
     def array(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> NDArray[Any]:
-        if name not in self.tensors:
-            raise FormatError(self.path, "missing; the pack is incomplete: pack the model again", name)
-        tensor = self.tensors[name]
+        tensor = self.tensor(name)
         if tensor.shape != shape or tensor.dtype not in dtypes:
             have = f"{tensor.dtype} {short(tensor.shape)}"
             raise FormatError(self.path, f"is {have}, the config asks for {' or '.join(dtypes)} {shape}", name)
-        stored = tensor.stored()
+        return self.stored(name)
+
+    def tensor(self, name: str) -> StoredTensor:
+        if name not in self.tensors:
+            raise FormatError(self.path, "missing; the pack is incomplete: pack the model again", name)
+        return self.tensors[name]
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """An array of whatever shape it is."""
+        stored = self.tensor(name).stored()
         if stored is None:
             raise FormatError(self.path, "does not lie at an aligned place; pack the model again", name)
         return stored

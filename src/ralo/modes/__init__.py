@@ -3,8 +3,9 @@
 from ralo.modes.base import Mode
 from ralo.modes.event import Event
 from ralo.modes.kwta import KWTA
+from ralo.modes.proc import Proc
 from ralo.modes.statepack import StatePack
 
-MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (StatePack, KWTA, Event)}
+MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (Proc, StatePack, KWTA, Event)}
 
-__all__ = ["KWTA", "MODES", "Event", "Mode", "StatePack"]
+__all__ = ["KWTA", "MODES", "Event", "Mode", "Proc", "StatePack"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
-from ralo.matrix import Matrix
+from ralo.matrix import QUANTS, Matrix
 from ralo.options import nearest
 from ralo.pace import Pace
 from ralo.profile import Profile
@@ -44,6 +44,10 @@ class LayerSlots:
     down: _core.Input | None = None
     attend: _core.AttendSlot | None = None
     mlp: _core.MlpSlot | None = None
+    qkv_weights: _core.WeightSlot | None = None
+    o_weights: _core.WeightSlot | None = None
+    up_weights: _core.WeightSlot | None = None
+    down_weights: _core.WeightSlot | None = None
     taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
 
     def put(
@@ -61,6 +65,11 @@ class LayerView:
     cfg: ModelConfig
     weights: LayerWeights
     profile: Profile | None
+    model: str = ""  # its fingerprint
+
+    def has_rows(self) -> bool:
+        """Whether the MLP's weights can be read neuron by neuron."""
+        return self.weights.up.quant in QUANTS
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,10 @@ class Mode:
     def prepare(self, views: list[LayerView]) -> Mode:
         """Once per model, before building: what depends on all layers together."""
         return self
+
+    def weights(self, view: LayerView) -> LayerWeights:
+        """What a layer's weights are with this mode on, once it is prepared; other modes see those."""
+        return view.weights
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
         """Puts its occupants into a layer's slots."""

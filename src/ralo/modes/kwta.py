@@ -160,7 +160,13 @@ class KWTA(Mode):
         gate = self.at(view.index, "up").gate
         if gate == "on" and not view.cfg.gated:
             raise RaloError("--kwta-gate=on needs an MLP with a gate, this model's has none")
-        return view.cfg.gated and (gate == "on" or (gate == "auto" and view.cfg.act in ZEROS and self.form == "best"))
+        if gate == "on" and not view.has_rows():
+            raise RaloError("--kwta-gate=on reads neurons row by row, weights from seeds have none: leave it at auto")
+        return (
+            view.cfg.gated
+            and view.has_rows()
+            and (gate == "on" or (gate == "auto" and view.cfg.act in ZEROS and self.form == "best"))
+        )
 
     def _gate_decides(self, view: LayerView) -> bool:
         """`down` then reads what the gate lets through, less than any share would be."""

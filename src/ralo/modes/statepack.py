@@ -103,7 +103,7 @@ class StatePack(Mode):
         if cache.enabled and cache.target != "mlp" and cache.keys != 1:
             cache._put_keys(view, slots)
         mlp = self.at(view.index, "up")
-        if mlp.enabled and mlp.target != "kv" and mlp.rho > 0:
+        if mlp.enabled and mlp.target != "kv" and mlp.rho > 0 and view.has_rows():
             mlp._put_neurons(view, slots)
 
     def _put_keys(self, view: LayerView, slots: LayerSlots) -> None:

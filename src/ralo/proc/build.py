@@ -1,4 +1,4 @@
-"""Builds procedural weights from a checkpoint, layer by layer: the inputs that a text gives, seeds for them, on to the next.
+"""Builds procedural weights layer by layer: the inputs that a text gives, seeds for them, and on to the next.
 
 Every layer is built on what the layers before it really give, seeds included, so that errors are made up for and not
 only added up. In memory are one layer's weights, its inputs' second moments, and the hidden states of the text.
@@ -7,22 +7,23 @@ only added up. In memory are one layer's weights, its inputs' second moments, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.formats.tensor import Tensor
-from ralo.matrix import padded
+from ralo.matrix import U16, padded
 from ralo.proc.compensate import compensated
-from ralo.proc.generator import SIGMA, columns_for, tables
+from ralo.proc.generator import SIGMA, tables
 from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
 from ralo.proc.windows import Windows
 from ralo.weights import FUSED, LayerWeights
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+SAMPLE = 48  # channels that the bound of deltas is taken from
 
 
 def moments_of(inputs: Iterator[F32]) -> F64:
@@ -39,7 +40,7 @@ def moments_of(inputs: Iterator[F32]) -> F64:
 class Recipe:
     """How one matrix is made."""
 
-    bits: float  # a weight, deltas left out
+    columns: int  # of seeds, a channel
     deltas: float  # share of weights that are put right one by one
     eps: float
     watermark: int
@@ -54,25 +55,33 @@ def build_matrix(
     sites = [s for s in FUSED[place] if s in found]
     parts = {s: found[s].shape[0] for s in sites}
     weights, bias = _joined(found, parts)
-    ic, oc = weights.shape
-    columns = columns_for(recipe.bits, oc)
+    ic = len(weights)
+    columns = recipe.columns
     data, scales = np.empty((ic, columns * _core.PAD), np.uint8), np.empty((ic, columns), np.uint16)
     search = _core.SeedSearch(tables(recipe.generator), SIGMA)
-    strong = _Strong(ic, round(recipe.deltas * oc))
     rebuilt = np.empty_like(weights)
+    felt = np.sqrt(np.diag(moments)).astype(np.float32) if moments is not None else np.ones(ic, np.float32)
+    deltas = _Collected(ic)
 
     def store(i: int, row: F32) -> F32:
         search.row(row, data[i], scales[i], rebuilt[i])
-        strong.take(i, row, rebuilt[i])
-        return rebuilt[i]
+        deltas.take(i, row, rebuilt[i], bound / max(float(felt[i]), 1e-30))
+        found_row: F32 = rebuilt[i]
+        return found_row
 
+    bound = float("inf")  # error times how much it is felt: what is above gets a delta
+    if recipe.deltas > 0:
+        sample = np.arange(0, ic, max(1, ic // SAMPLE))
+        bound = float(
+            np.quantile([felt[i] * np.abs(weights[i] - store(i, weights[i])) for i in sample], 1 - recipe.deltas)
+        )
     original = weights.copy() if moments is not None else weights
     if moments is not None and recipe.compensate:
         compensated(weights, moments, store)
     else:
         for i in range(ic):
             store(i, weights[i])
-    matrix = ProcMatrix(ic, parts, data, scales, bias, tables(recipe.generator), strong.deltas())
+    matrix = ProcMatrix(ic, parts, data, scales, bias, tables(recipe.generator), deltas.all())
     return matrix.shed(recipe.eps, recipe.watermark)[0], _lost(original, rebuilt, moments)
 
 
@@ -91,26 +100,24 @@ def _joined(found: Mapping[str, Tensor], parts: Mapping[str, int]) -> tuple[F32,
     return weights, bias
 
 
-class _Strong:
-    """Of every channel the weights that are furthest off."""
+class _Collected:
+    """Deltas of the weights that are furthest off, channel by channel."""
 
-    def __init__(self, ic: int, count: int) -> None:
-        self.count = count
-        self.rows: list[tuple[NDArray[np.int64], NDArray[np.uint16]]] = [(np.zeros(0, np.int64),) * 2] * ic  # type: ignore[list-item]
+    def __init__(self, ic: int) -> None:
+        self.at: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * ic
+        self.values: list[U16] = [np.zeros(0, np.uint16)] * ic
 
-    def take(self, i: int, row: F32, rebuilt: F32) -> None:
-        """Notes the deltas of channel i and adds them to what was rebuilt."""
+    def take(self, i: int, row: F32, rebuilt: F32, bound: float) -> None:
+        """Notes the deltas of channel i that are above the bound, and adds them to what was rebuilt."""
         off = row - rebuilt
-        at = np.sort(np.argpartition(-np.abs(off), self.count)[: self.count]) if self.count else np.zeros(0, np.int64)
-        words = bf16_words(off[at])
-        rebuilt[at] += bf16_values(words)
-        self.rows[i] = at, words
+        at = np.flatnonzero(np.abs(off) > bound)
+        self.at[i], self.values[i] = at, bf16_words(off[at])
+        rebuilt[at] += bf16_values(self.values[i])
 
-    def deltas(self) -> Deltas:
-        starts = np.zeros(len(self.rows) + 1, np.uint32)
-        np.cumsum([len(at) for at, _ in self.rows], out=starts[1:])
-        at = np.concatenate([at for at, _ in self.rows]).astype(np.uint16)
-        return Deltas(starts, at, np.concatenate([words for _, words in self.rows]).astype(np.uint16))
+    def all(self) -> Deltas:
+        starts = np.zeros(len(self.at) + 1, np.uint32)
+        np.cumsum([len(at) for at in self.at], out=starts[1:])
+        return Deltas(starts, np.concatenate(self.at).astype(np.uint16), np.concatenate(self.values))
 
 
 def _lost(original: F32, rebuilt: F32, moments: F64 | None) -> float:
@@ -130,9 +137,9 @@ def build_layer(
     recipes: Mapping[str, Recipe],
     windows: Windows,
     done: Mapping[str, ProcMatrix],
-    said: Callable[[int, str], None],
+    tick: Callable[[], None],
 ) -> dict[str, ProcMatrix]:
-    """The matrices of one layer's places that have a recipe; `done` are some that were built before. The windows move on."""
+    """The matrices of one layer's places that have a recipe; `done`: those built before. The windows move on."""
     made: dict[str, ProcMatrix] = {}
     layer = dense
 
@@ -140,8 +147,8 @@ def build_layer(
         nonlocal layer
         if name in recipes:
             made[name] = done[name] if name in done else build_matrix(found, name, recipes[name], moments_of(inputs))[0]
-            layer = replace(layer, **{name: made[name]})
-            said(index, name)
+            layer = layer.using(made)
+            tick()
 
     place("qkv", windows.normed(layer, "attn_norm"))
     place("o", windows.attended(layer, index))

@@ -33,7 +33,9 @@ def tables(kind: str) -> I8:
     uniform = (splitmix64(np.arange(2 * count, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) / 2.0**53
     normal = np.sqrt(-2 * np.log(uniform[:count] + 2.0**-54)) * np.cos(2 * np.pi * uniform[count:])
     each = normal.reshape(MOST, MOST, 4, 16) * SIGMA / 2  # four of them add up to SIGMA
-    return np.clip(np.rint(each), -31, 31).astype(np.int8)
+    each[:, :, 3] = np.tile(each[:, :, 3, :4], 4)  # two bits of the seed before do not count
+    hashed: I8 = np.clip(np.rint(each), -31, 31).astype(np.int8)
+    return hashed
 
 
 def splitmix64(x: U64) -> U64:
@@ -44,12 +46,6 @@ def splitmix64(x: U64) -> U64:
     return z ^ (z >> np.uint64(31))
 
 
-def columns_for(bits: float, oc: int) -> int:
-    """Columns of seeds of a row of `oc` outputs: the most that stay within `bits` a weight, scales included."""
-    blocks = oc // _core.PAD
-    most = int(bits * oc / (8 * _core.PAD + SCALE_BITS) + 1e-9)
-    return min(max(most, -(-blocks // MOST)), blocks)
-
-
 def bits_of(columns: int, oc: int) -> float:
+    """A weight, of a row of `oc` outputs, scales included."""
     return columns * (8 * _core.PAD + SCALE_BITS) / oc

@@ -1,4 +1,4 @@
-"""A linear map whose weights are rebuilt from seeds while it is applied, and the deltas that put single weights right."""
+"""A linear map whose weights are rebuilt from seeds while it is applied, and deltas that put single weights right."""
 
 from __future__ import annotations
 
@@ -69,6 +69,13 @@ class ProcMatrix(Matrix):
         out = np.empty((self.ic, self.oc), np.float32)
         self.core.unpack(out)
         return out
+
+    base_scale = 0.0  # no hash is added to what seeds give
+
+    @property
+    def fanout(self) -> float:
+        """Deltas of a channel, on average."""
+        return len(self.deltas.at) / self.ic
 
     @property
     def bits(self) -> float:

@@ -1,4 +1,4 @@
-"""A text on its way through a model, half a layer at a time: what comes to each linear map, and what the layer gives on."""
+"""A text on its way through a model, half a layer at a time: what comes to each linear map, and what is given on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F32 = NDArray[np.float32]
 
 
 class Windows:
-    """The text on its way through the model: hidden states of every window, which move on from half layer to half layer."""
+    """Hidden states of every window, which move on from half layer to half layer."""
 
     def __init__(self, cfg: ModelConfig, weights: Weights, texts: Sequence[Sequence[int]]) -> None:
         self.cfg = cfg

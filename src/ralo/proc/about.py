@@ -1,0 +1,67 @@
+"""What a pack says of its procedural weights: of which model, how they were made, and what they must rebuild to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo.config import Fields
+from ralo.errors import RaloError
+from ralo.matrix import F32, Matrix
+from ralo.proc.matrix import Deltas, ProcMatrix
+
+DTYPES = {"data": np.uint8, "scales": np.uint16, "tables": np.int8, "starts": np.uint32, "at": np.uint16}
+DTYPES |= {"deltas": np.uint16}
+
+
+@dataclass(frozen=True)
+class About:
+    model: str  # fingerprint of the model they were made from
+    settings: Mapping[str, Any]
+    digests: dict[str, str] = field(default_factory=dict)  # name of a matrix -> what its rebuilt weights sum up to
+    trims: int = 0  # deltas shed while they were made
+
+    def to_dict(self) -> dict[str, Any]:
+        matrices = dict(sorted(self.digests.items()))
+        return {"model": self.model, "settings": dict(self.settings), "trims": self.trims, "matrices": matrices}
+
+    @classmethod
+    def read(cls, info: Fields) -> About:
+        table = info.sub("proc")
+        if table is None:
+            raise info.fail("'proc' is missing: pack the model again")
+        values = table.values
+        model, settings, matrices = values.get("model"), values.get("settings"), values.get("matrices")
+        if not isinstance(model, str) or not isinstance(settings, dict) or not isinstance(matrices, dict):
+            raise info.fail("'proc' is not what ralo writes: pack the model again")
+        return cls(model, settings, {k: str(v) for k, v in matrices.items()}, table.int("trims", 0, 1 << 60))
+
+    def matrix(
+        self, name: str, ic: int, parts: Mapping[str, int], bias: F32 | None, stored: Callable[[str], NDArray[Any]]
+    ) -> Matrix:
+        """The matrix of that name, rebuilt once to see that nothing is damaged."""
+        matrix = matrix_from(ic, parts, bias, lambda part: stored(f"{name}.{part}"), name)
+        if matrix.digest() != self.digests[name]:
+            raise RaloError(
+                f"{name}: its weights are not those that were packed: the file is damaged, pack the model again"
+            )
+        return matrix
+
+
+def matrix_from(
+    ic: int, parts: Mapping[str, int], bias: F32 | None, stored: Callable[[str], NDArray[Any]], name: str
+) -> ProcMatrix:
+    arrays = {part: stored(part) for part in DTYPES}
+    try:
+        for part, kind in DTYPES.items():
+            if arrays[part].dtype != kind:
+                raise ValueError(f"{part} is {arrays[part].dtype}, not {np.dtype(kind)}")
+        deltas = Deltas(arrays["starts"], arrays["at"], arrays["deltas"])
+        return ProcMatrix(ic, parts, arrays["data"], arrays["scales"], bias, arrays["tables"], deltas)
+    except (ValueError, TypeError) as error:
+        first = str(error).splitlines()[0] if isinstance(error, ValueError) else "an array of another shape"
+        raise RaloError(f"{name}: is damaged ({first}): pack the model again") from error

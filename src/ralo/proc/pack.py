@@ -1,0 +1,97 @@
+"""From a checkpoint to a model with procedural weights: every layer in turn, kept as it is finished."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ralo import arch
+from ralo.config import ModelConfig
+from ralo.formats.checkpoint import Checkpoint
+from ralo.modes.base import TARGETS
+from ralo.modes.proc import Proc
+from ralo.options import fields
+from ralo.proc.about import About
+from ralo.proc.budget import allotted, sensitivity
+from ralo.proc.build import Recipe, build_layer
+from ralo.proc.parts import Parts
+from ralo.proc.windows import Windows
+from ralo.profile import fingerprint
+from ralo.weights import Weights
+
+FELT_STEPS = 4  # of the progress shown, what feeling out the places takes
+WINDOW = 512  # tokens that see each other while the text goes through
+NOT_BUILT = ("on", "pack")  # settings that do not change what is built
+
+
+@dataclass(frozen=True)
+class Built:
+    weights: Weights
+    about: About
+    resumed: int  # layers that were there already
+
+
+def build_proc(
+    ckpt: Checkpoint,
+    cfg: ModelConfig,
+    weights: Weights,
+    mode: Proc,
+    tokens: Sequence[int],
+    to: Path,
+    progress: Callable[[float], None] | None,
+) -> tuple[Built, Parts]:
+    """The weights with procedural ones at the mode's places, and the parts on disk, which go once they are packed."""
+    settings: dict[str, Any] = {f.name: getattr(mode, f.name) for f in fields(Proc) if f.name not in NOT_BUILT}
+    model, places = fingerprint(weights), TARGETS[mode.target]
+    parts = Parts(to, {**settings, "model": model, "quant": weights.quant, "text": hash_of(tokens)})
+    windows = Windows(cfg, weights, [tokens[i : i + WINDOW] for i in range(0, len(tokens), WINDOW)])
+    family, layers, resumed = arch.find(ckpt), [], 0
+    digests: dict[str, str] = {}
+    steps, done = FELT_STEPS + cfg.n_layers * len(places), 0.0
+
+    def tick(more: float = 1.0) -> None:
+        nonlocal done
+        done += more
+        if progress:
+            progress(done / steps)
+
+    columns = parts.budget(lambda: _columns(ckpt, cfg, weights, mode, tokens, tick))
+
+    for i, layer in enumerate(weights.layers):
+        recipes = {p: recipe(mode.at(i, p), columns[i, p]) for p in places if (i, p) in columns}
+        shapes = {p: (getattr(layer, p).ic, getattr(layer, p).parts) for p in recipes}
+        known = parts.finished(i, shapes)
+        made = build_layer(family.layer(ckpt, cfg, i), layer, i, recipes, windows, known, tick)
+        if not known and made:
+            parts.keep(i, made)
+        resumed += bool(known)
+        layers.append(layer.using(made))
+        digests |= {f"layers.{i}.{place}": m.digest() for place, m in made.items()}
+    about = About(model, settings, digests, 0)
+    return Built(replace(weights, layers=tuple(layers)), about, resumed), parts
+
+
+def _columns(
+    ckpt: Checkpoint,
+    cfg: ModelConfig,
+    weights: Weights,
+    mode: Proc,
+    tokens: Sequence[int],
+    tick: Callable[[float], None],
+) -> dict[tuple[int, str], int]:
+    """Of every place where the mode is on."""
+    on = [(i, p) for i in range(cfg.n_layers) for p in TARGETS[mode.target] if mode.at(i, p).enabled]
+    shapes = {(i, p): (m.ic, m.oc) for i, p in on if (m := getattr(weights.layers[i], p))}
+    felt = sensitivity(ckpt, cfg, weights, on, tokens, lambda: tick(FELT_STEPS / len(on)))
+    return allotted(mode.bits, felt, shapes)
+
+
+def recipe(mode: Proc, columns: int) -> Recipe:
+    return Recipe(columns, mode.deltas, mode.shed_eps, mode.watermark, mode.generator)
+
+
+def hash_of(tokens: Sequence[int]) -> str:
+    return hashlib.blake2b(b",".join(b"%d" % t for t in tokens), digest_size=8).hexdigest()
