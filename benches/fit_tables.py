@@ -11,7 +11,7 @@ import numpy as np
 from ralo import _core, cpu
 from ralo.proc.generator import FITTED, MOST, SIGMA, tables
 
-COLUMNS, TURNS, STARTS = 48, 40, 2
+COLUMNS, TURNS, STARTS = 48, 60, 5
 ROWS = {1: 24, 2: 24, 3: 20, 4: 16}
 
 

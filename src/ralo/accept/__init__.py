@@ -2,9 +2,15 @@
 
 from ralo.accept.event import accept as accept_event
 from ralo.accept.kwta import accept as accept_kwta
+from ralo.accept.proc import accept as accept_proc
 from ralo.accept.rows import Acceptance, Row, Task
 from ralo.accept.statepack import accept as accept_statepack
 
-ACCEPT: dict[str, Acceptance] = {"state-pack": accept_statepack, "kwta": accept_kwta, "event": accept_event}
+ACCEPT: dict[str, Acceptance] = {
+    "state-pack": accept_statepack,
+    "kwta": accept_kwta,
+    "event": accept_event,
+    "proc": accept_proc,
+}
 
 __all__ = ["ACCEPT", "Row", "Task"]

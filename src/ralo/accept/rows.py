@@ -52,4 +52,9 @@ def holds(mode: str, line: str, ok: bool, shown: str = "") -> Row:
     return Row(mode, line, "holds", shown or ("yes" if ok else "no"), ok)
 
 
+def shown(mode: str, line: str, value: str) -> Row:
+    """To be seen beside the others; nothing was promised."""
+    return Row(mode, line, "shown", value, True)
+
+
 Acceptance = Callable[[Task, Callable[[str], LM], Progress], list[Row]]

@@ -40,7 +40,7 @@ class Proc(Mode):
     on: str = flag("on", "procedural weights", choices=SWITCH, name="proc-sparse")
     pack: str = flag("", "pack whose weights stand in for the model's (ralo pack --proc-sparse=on)", metavar="DIR")
     target: str = flag("mlp", "where", choices=tuple(TARGETS))
-    bits: float = flag(3.5, "bits a weight, scales included, deltas not", low=2.1, high=8.25)
+    bits: float = flag(4.0, "bits a weight, scales included, deltas not", low=2.1, high=8.25)
     deltas: float = flag(0.001, "share of weights, about, that are put right one by one", low=0, high=0.5)
     generator: str = flag("fitted", "tables that seeds are looked up in", choices=GENERATORS)
     watermark: int = flag(

@@ -71,7 +71,7 @@ def build_matrix(
 
     bound = float("inf")  # error times how much it is felt: what is above gets a delta
     if recipe.deltas > 0:
-        sample = np.arange(0, ic, max(1, ic // SAMPLE))
+        sample = range(0, ic, max(1, ic // SAMPLE))
         bound = float(
             np.quantile([felt[i] * np.abs(weights[i] - store(i, weights[i])) for i in sample], 1 - recipe.deltas)
         )
