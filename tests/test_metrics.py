@@ -6,19 +6,40 @@ import pytest
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA, Event, StatePack, metrics
+from ralo import KWTA, Event, Proc, StatePack, metrics
+from ralo.cli import main
 
 SPECIFIED = {"kwta.keep_ratio", "kwta.duty_hits", "kwta.temp", "kwta.flicker", "kwta.bytes_skipped"}
 SPECIFIED |= {"pack.enabled", "pack.mode", "pack.density", "pack.active", "pack.popcnt"}
 SPECIFIED |= {"event.enabled", "event.budget_ms_used", "event.quorum_hits", "event.topk_kept", "event.quality_gap"}
-SPECIFIED |= {"event.stale_pct"}
+SPECIFIED |= {"event.stale_pct", "proc.fanout_effective", "proc.trims", "proc.mem_ratio", "proc.base_scale"}
 
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
     """With every mode that there is."""
-    tiny = write_hf(tmp_path_factory.mktemp("metrics") / "tiny", "llama", eos_token_id=None)
-    lm = ralo.load(tiny, modes=[StatePack(), KWTA(k=0.5), Event(target="attn", budget_ms=1000)])
+    folder = tmp_path_factory.mktemp("metrics")
+    tiny, text = write_hf(folder / "tiny", "llama", eos_token_id=None), folder / "text"
+    text.write_text("the house was old and the people were few " * 100)
+    assert (
+        main(
+            [
+                "pack",
+                "-m",
+                str(tiny),
+                "-o",
+                str(folder / "pack"),
+                "--proc-sparse=on",
+                "--text",
+                str(text),
+                "--tokens",
+                "512",
+            ]
+        )
+        == 0
+    )
+    proc = Proc(pack=str(folder / "pack"))
+    lm = ralo.load(tiny, modes=[proc, StatePack(), KWTA(k=0.5), Event(target="attn", budget_ms=1000)])
     lm.generate("the house", max_tokens=30, temperature=0)
     return lm
 

@@ -9,7 +9,7 @@ import pytest
 
 from ralo.errors import RaloError
 from ralo.guard import GuardOptions
-from ralo.modes import KWTA, MODES, Event, StatePack
+from ralo.modes import KWTA, MODES, Event, Proc, StatePack
 from ralo.modes.base import Override
 from ralo.options import Parser, fields, flag_name
 from ralo.plan import Setup, add_mode_flags, read_setup, read_toml, write_toml
@@ -19,6 +19,10 @@ OTHER = {
     KWTA: {
         "k": 0.7, "k_abs": 3, "temp": 0.9, "duty": 4, "target": "mlp", "block": "32", "renorm": "on", "gate": "off",
         "keys": 0.5, "keys_min": 7, "prefill": "on", "form": "seed", "on": "off", "p": 0.9,
+    },
+    Proc: {
+        "on": "off", "pack": "somewhere", "target": "both", "bits": 3.0, "deltas": 0.01, "generator": "hash",
+        "watermark": 7, "shed_eps": 0.5, "fanout": 8, "block": "16", "base_scale": 0.0, "form": "seed",
     },
     StatePack: {
         "on": "none", "target": "kv", "eps": "0.5", "popcnt": "kernighan", "rho": 0.3, "keys": 0.1, "p": 0.9,
@@ -132,7 +136,7 @@ every = 9
     [
         (
             "[kwtaa]\nk = 0.5",
-            "unknown key 'kwtaa'; did you mean kwta? (keys: state-pack, kwta, event, guard, profile, about)",
+            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, state-pack, kwta, event, guard, profile, about)",
         ),
         ("[kwta]\ndutty = 2", "[kwta] has no key 'dutty'; did you mean duty? (keys: on, k,"),
         ("[kwta]\nk = 2", "[kwta] k must be a number from 0.01 to 1, got '2'"),

@@ -2,7 +2,7 @@
 
 from ralo.errors import FormatError, RaloError
 from ralo.lm import LM, Generation, load
-from ralo.modes import KWTA, Event, StatePack
+from ralo.modes import KWTA, Event, Proc, StatePack
 from ralo.quality import Quality
 from ralo.sampling import Sampling
 
@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "FormatError",
     "Generation",
+    "Proc",
     "Quality",
     "RaloError",
     "Sampling",

@@ -86,10 +86,9 @@ RULES = (
     Rule(
         "state-pack",
         "proc",
-        REFUSE,
-        "packed activations read neurons row by row, which weights from seeds do not have",
-        "use --state-pack-target=kv, or --proc-target=attn",
-        lambda a, b: getattr(a, "target", "both") != "kv" and getattr(b, "target", "both") != "attn",
+        "leaves the neurons of the MLP to",
+        "weights from seeds cannot be read neuron by neuron",
+        when=lambda a, b: getattr(a, "target", "both") != "kv" and getattr(b, "target", "both") != "attn",
     ),
     Rule("state-pack", "tt", "works beside", "codes are of keys and activations, factors of weights"),
     Rule("proc", "win-attn", "has a fanout per window and head in", "the pattern must respect the windows"),

@@ -64,7 +64,7 @@ def test_rows_of_event(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--only", "kwtaa"), "--only must be of state-pack, kwta, event, got 'kwtaa'; did you mean kwta?"),
+        (("--only", "kwtaa"), "--only must be of state-pack, kwta, event, proc, got 'kwtaa'; did you mean kwta?"),
         (("--quant", "int5"), "--quant must be of f32, bf16, int8, int4, with commas, got 'int5'"),
     ],
 )

@@ -78,8 +78,11 @@ def test_a_pack_of_another_format_says_to_pack_again(
     main(["pack", "-m", str(tiny), "-o", str(to)])
     capsys.readouterr()
     info = json.loads((to / "ralo.json").read_text())
-    (to / "ralo.json").write_text(json.dumps(info | {"format": 2}))
-    assert "ralo.json: is of pack format 2, this ralo reads 1; pack the model again" in refused(capsys, "run", "-m", to)
+    (to / "ralo.json").write_text(json.dumps(info | {"format": 3}))
+    assert (
+        "ralo.json: is of pack format 3, this ralo reads 1 and 2; take a newer ralo, or pack the model again"
+        in refused(capsys, "run", "-m", to)
+    )
 
 
 def test_a_read_only_model_loads_runs_and_packs(tiny: Path, tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ def build_proc(
     """The weights with procedural ones at the mode's places, and the parts on disk, which go once they are packed."""
     settings: dict[str, Any] = {f.name: getattr(mode, f.name) for f in fields(Proc) if f.name not in NOT_BUILT}
     model, places = fingerprint(weights), TARGETS[mode.target]
+    width = min(WINDOW, cfg.max_context)
+    windows = Windows(cfg, weights, [tokens[i : i + width] for i in range(0, len(tokens), width)])
     parts = Parts(to, {**settings, "model": model, "quant": weights.quant, "text": hash_of(tokens)})
-    windows = Windows(cfg, weights, [tokens[i : i + WINDOW] for i in range(0, len(tokens), WINDOW)])
     family, layers, resumed = arch.find(ckpt), [], 0
     digests: dict[str, str] = {}
     steps, done = FELT_STEPS + cfg.n_layers * len(places), 0.0
