@@ -9,20 +9,25 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 
 from ralo import _core, arch, cpu, loader, texts
 from ralo.guard import GuardOptions
 from ralo.lm import LM
 from ralo.model import Model
 from ralo.proc.budget import allotted, sensitivity
-from ralo.proc.build import Recipe, build_layer
+from ralo.proc.build import Recipe, build_layer, build_matrix, moments_of
+from ralo.proc.build_hashed import build_hashed
 from ralo.proc.generator import SCALE_BITS
-from ralo.proc.hashed import build_hashed
 from ralo.proc.windows import Windows
 from ralo.quality import divergence, log_probs, scores
 from ralo.weights import build
 
 PLACES = ("up", "down")
+
+
+def made_from(found, place: str, recipe: Recipe, inputs):
+    return build_matrix(found, place, recipe, moments_of(inputs))[0]
 
 
 class Trial:
@@ -44,9 +49,10 @@ class Trial:
         windows = Windows(self.cfg, self.weights, [self.text[i : i + width] for i in range(0, len(self.text), width)])
         out = []
         for i, layer in enumerate(self.weights.layers):
+            found = family.layer(self.ckpt, self.cfg, i)
             recipes = {p: replace(Recipe(columns[i, p], 0.0, 0.0, 1 << 16), **settings) for p in PLACES}
-            made = build_layer(family.layer(self.ckpt, self.cfg, i), layer, i, recipes, windows, {}, lambda: None)
-            out.append(made)
+            makers = {p: partial(made_from, found, p, recipe) for p, recipe in recipes.items()}
+            out.append(build_layer(layer, i, windows, makers))
         return out
 
     def hashed(self, bits: float, base_scale: float):

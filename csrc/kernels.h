@@ -17,8 +17,8 @@ constexpr size_t kFewTokens = 8;         // as many go through a matvec together
 // Floats a matvec needs for its tokens: x beside the scales, and integer sums of a panel.
 constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 1) * kPanel; }
 
-// proc: weights that are rebuilt from seeds, see Proc.
-enum class Quant { f32, bf16, int8, int4, proc };
+// proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed.
+enum class Quant { f32, bf16, int8, int4, proc, hashed };
 inline size_t weight_bytes(Quant q, size_t n) {
   return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 ? n : n / 2;
 }
@@ -50,23 +50,47 @@ struct Columns {
   }
 };
 
+// Weights from a hash. A row's outputs are blocks of `block`, of which a channel keeps at most `fanout`; a weight
+// outside them is zero and nothing of it is stored. Inside, weight = base + delta: base = base_scale times a number in
+// [-1, 1) that is the hash of channel and output, delta a stored one where the block's bits have a one, else zero.
+struct Hashed {
+  size_t fanout, block;  // block: 8, 16 or 32
+  float base_scale;
+  const uint16_t* blocks;  // (ic, fanout) ascending; kNoBlock: none, nor any after it
+  const uint32_t* bits;    // (ic, fanout): the outputs of a block that have a delta
+  const uint32_t* starts;  // (ic + 1): a channel's deltas
+  const uint16_t* values;  // bf16, by channel and output
+};
+constexpr uint16_t kNoBlock = 0xffff;
+
 struct Mat {
   Quant quant;
-  uint8_t* data;     // (ic, row_bytes)
-  uint16_t* scales;  // (ic, oc / group) bf16, of seeds (ic, columns); null for f32 and bf16
+  uint8_t* data;     // (ic, row_bytes); null for hashed
+  uint16_t* scales;  // (ic, oc / group) bf16, of seeds (ic, columns); null for f32, bf16 and hashed
   size_t ic, oc;     // oc: padded
   const Proc* proc = nullptr;
-  size_t row_bytes() const { return proc ? proc->columns * kPad : weight_bytes(quant, oc); }
+  const Hashed* hashed = nullptr;
+  size_t row_bytes() const {
+    if (hashed) return 6 * hashed->fanout;  // blocks and their bits
+    return proc ? proc->columns * kPad : weight_bytes(quant, oc);
+  }
   size_t groups() const { return proc ? proc->columns : group_size(quant) ? oc / group_size(quant) : 0; }
   // Of one channel; its deltas, which differ in number, come on top.
-  size_t channel_bytes() const { return proc ? row_bytes() + 2 * groups() + (proc->starts ? 4 : 0) : part_bytes(oc); }
+  size_t channel_bytes() const {
+    if (hashed) return row_bytes() + 4;
+    return proc ? row_bytes() + 2 * groups() + (proc->starts ? 4 : 0) : part_bytes(oc);
+  }
   size_t delta_bytes(size_t channel) const {
+    if (hashed) return size_t{2} * (hashed->starts[channel + 1] - hashed->starts[channel]);
     return proc && proc->starts ? 4 * (proc->starts[channel + 1] - proc->starts[channel]) : 0;
   }
   size_t part_bytes(size_t outputs) const {  // one channel's weights and scales of some outputs, whole groups
     return weight_bytes(quant, outputs) + (group_size(quant) ? outputs / group_size(quant) * 2 : 0);
   }
-  size_t bytes() const { return ic * channel_bytes() + (proc && proc->starts ? 4 * proc->starts[ic] : 0); }
+  size_t bytes() const {
+    if (hashed) return ic * channel_bytes() + size_t{2} * hashed->starts[ic];
+    return ic * channel_bytes() + (proc && proc->starts ? 4 * proc->starts[ic] : 0);
+  }
 };
 
 // What seeds give in columns of 1 to kMostBlocks blocks, as the search reads it: of each seed, and of each seed before.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 
 #include "buffer.h"
@@ -31,6 +32,8 @@ Table table(Quant q) {
     case Quant::bf16: return TABLE(bf16);
     case Quant::int8: return TABLE(int8);
     case Quant::int4: return TABLE(int4);
+    case Quant::hashed:
+      return {k.matvec_hashed, k.matvec_few_hashed, k.matmul_hashed, nullptr, k.norms_hashed, nullptr, nullptr};
     default: return {k.matvec_proc, k.matvec_few_proc, k.matmul_proc, nullptr, k.norms_proc, nullptr, nullptr};
   }
 #undef TABLE
@@ -127,11 +130,33 @@ void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens,
   });
 }
 
+// Of some channels and outputs [o0, o1): the columns that give them and the one before, and the deltas that lie there.
+size_t proc_bytes(const Mat& w, const Channels& c, size_t o0, size_t o1) {
+  const Proc& p = *w.proc;
+  const Columns columns(p.columns, w.oc);
+  const size_t read = columns.of(o1 / kPad - 1) - columns.of(o0 / kPad) + 1, before = read < p.columns;
+  size_t deltas = 0;
+  for (size_t i = 0; i < c.count && p.starts; ++i)
+    for (size_t ch = c.list ? c.list[i] : i, d = p.starts[ch]; d < p.starts[ch + 1]; ++d)
+      deltas += p.at[d] >= o0 && p.at[d] < o1;
+  return c.count * (read * (kPad + 2) + before * kPad + (p.starts ? 4 : 0)) + 4 * deltas;
+}
+
+// Of some channels and outputs [o0, o1): their lists of blocks, and the deltas of the blocks that lie there.
+size_t hashed_bytes(const Mat& w, const Channels& c, size_t o0, size_t o1) {
+  const Hashed& h = *w.hashed;
+  size_t deltas = 0;
+  for (size_t i = 0; i < c.count; ++i)
+    for (size_t k = (c.list ? c.list[i] : i) * h.fanout, end = k + h.fanout; k < end; ++k)
+      if (h.blocks[k] * h.block >= o0 && h.blocks[k] * h.block < o1) deltas += std::popcount(h.bits[k]);
+  return c.count * w.channel_bytes() + 2 * deltas;
+}
+
 }  // namespace
 
 size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
   if (tokens == 0) return 0;
-  const bool quantised = w.quant != Quant::f32 && w.quant != Quant::bf16;
+  const bool quantised = w.quant != Quant::f32 && w.quant != Quant::bf16 && w.quant != Quant::hashed;
   const bool bytes = tokens > 1 && many == Many::rounded && quantised && kernels().bytes_pay();
   if (bytes)
     apply_bytes(w, bias, x, tokens, y, add);
@@ -145,7 +170,7 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
   apply_few(w, c, bias, x, 1, y, add, 0, w.oc);
   size_t bytes = c.count * w.channel_bytes();
-  if (w.proc)
+  if (w.proc || w.hashed)
     for (size_t i = 0; i < c.count; ++i) bytes += w.delta_bytes(c.list[i]);
   return bytes;
 }
@@ -153,7 +178,8 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
   if (o0 == o1) return 0;
   apply_few(w, c, bias, x, 1, y, false, o0, o1);
-  return c.count * w.part_bytes(o1 - o0);
+  if (w.proc) return proc_bytes(w, c, o0, o1);
+  return w.hashed ? hashed_bytes(w, c, o0, o1) : c.count * w.part_bytes(o1 - o0);
 }
 
 size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* y) {

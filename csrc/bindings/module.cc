@@ -29,6 +29,7 @@ NB_MODULE(_core, m) {
       nb::arg("n"));
   bind_linear(m);
   bind_proc(m);
+  bind_hashed(m);
   bind_attention(m);
   bind_rows(m);
   bind_slots(m);

@@ -109,6 +109,21 @@ class SeedSearch:
         Seeds and scales for the weights (oc) of one channel, and the weights they give
         """
 
+NO_BLOCK: int = 65535
+
+class HashedMatrix(Matrix):
+    """
+    A linear map of some blocks a channel, whose weights are a hash and deltas
+    """
+
+    def __init__(self, ic: int, oc: int, block: int, base_scale: float, blocks: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], bits: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None: ...
+
+    def unpack(self, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """The weights (ic, oc), deltas included"""
+
+    def digest(self) -> int:
+        """A number that stands for the rebuilt weights, the same on every CPU"""
+
 HEAD_PAD: int = 16
 
 class LayerCache:

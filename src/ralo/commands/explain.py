@@ -72,7 +72,7 @@ def plan(lm: LM) -> list[dict[str, object]]:
 def runs(lm: LM, layer: str, matrix: str) -> str:
     """What stands in the slots of a matrix: its own, and those of the half of the layer that it belongs to."""
     taken = lm.model.slots[int(layer)].taken if layer else {}
-    names = [name for name in (matrix, HALVES.get(matrix, "")) if name in taken]
+    names = [name for name in (f"{matrix}_weights", matrix, HALVES.get(matrix, "")) if name in taken]
     return "; ".join(f"{taken[name].mode}: {taken[name].runs}" for name in names) or "dense"
 
 

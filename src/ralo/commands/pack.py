@@ -18,6 +18,7 @@ from ralo.lm import LoadOptions
 from ralo.modes import Proc
 from ralo.neurons import Order, order_of
 from ralo.options import add_flags, add_json, flag, given, read_flags
+from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
 from ralo.proc.pack import build_proc
 from ralo.weights import Weights, build
@@ -92,7 +93,7 @@ def _pack_proc(
     packed.save(ckpt, built.weights, to, built.about)
     parts.remove()
     seconds = time.monotonic() - clock
-    made = [m for m in built.weights.matrices().values() if isinstance(m, ProcMatrix)]
+    made = [m for m in built.weights.matrices().values() if isinstance(m, ProcMatrix | HashedMatrix)]
     bits = 8 * sum(m.nbytes for m in made) / sum(m.ic * sum(m.parts.values()) for m in made)
     went_on = f", {built.resumed} layers were there already" if built.resumed else ""
     print(f"{to}: {len(made)} matrices at {bits:.2f} bits a weight, {seconds:.0f} s{went_on}")

@@ -18,10 +18,11 @@ from ralo import _core
 from ralo.errors import RaloError
 from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView, Mode
 from ralo.options import flag
+from ralo.proc.about import Made
+from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
 from ralo.weights import LayerWeights
 
-Made = Mapping[str, ProcMatrix]  # by place
 GENERATORS = ("fitted", "hash")
 
 
@@ -51,7 +52,7 @@ class Proc(Mode):
     block: str = flag("32", "form=seed: outputs of a block", choices=("8", "16", "32"))
     base_scale: float = flag(0.05, "form=seed: scale of the hash", low=0, high=1e9)
     form: str = flag("best", "best, or seed: the document's formula, to compare", choices=("best", "seed"))
-    loaded: tuple[Mapping[str, tuple[ProcMatrix, int]], ...] | None = None  # by `prepare`: per layer and place, trims
+    loaded: tuple[Mapping[str, tuple[Made, int]], ...] | None = None  # by `prepare`: per layer and place, trims
 
     @property
     def enabled(self) -> bool:
@@ -72,7 +73,7 @@ class Proc(Mode):
             raise RaloError(f"{self.pack}: is the pack of another model")
         _, weights, _ = packed.open_directory(Path(self.pack), "auto")
         made_at = [
-            {p: m for p in TARGETS[self.target] if isinstance(m := getattr(layer, p), ProcMatrix)}
+            {p: m for p in TARGETS[self.target] if isinstance(m := getattr(layer, p), ProcMatrix | HashedMatrix)}
             for layer in weights.layers
         ]
         if not any(made_at):
@@ -91,7 +92,8 @@ class Proc(Mode):
         assert self.loaded is not None
         for place, (matrix, trims) in self.loaded[view.index].items():
             slot = ProcSlot(matrix, trims)
-            what = f"{matrix.bits:.2f} bits a weight, {matrix.fanout:.1f} deltas a channel"
+            units = "deltas" if isinstance(matrix, ProcMatrix) else "blocks"
+            what = f"{matrix.bits:.2f} bits a weight, {matrix.fanout:.1f} {units} a channel"
             slots.put(f"{place}_weights", slot, self.name, what, matrix.nbytes)
 
     @classmethod
@@ -124,6 +126,6 @@ class Proc(Mode):
 class ProcSlot(_core.WeightSlot):
     """Holds the matrix, so that its figures can be shown."""
 
-    def __init__(self, matrix: ProcMatrix, trims: int) -> None:
+    def __init__(self, matrix: Made, trims: int) -> None:
         super().__init__(matrix.core)
         self.matrix, self.trims = matrix, trims

@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from ralo.config import Fields
 from ralo.errors import RaloError
 from ralo.matrix import F32, Matrix
+from ralo.proc.hashed import Hashed, HashedMatrix
 from ralo.proc.matrix import Deltas, ProcMatrix
 
-DTYPES = {"data": np.uint8, "scales": np.uint16, "tables": np.int8, "starts": np.uint32, "at": np.uint16}
-DTYPES |= {"deltas": np.uint16}
+Made = ProcMatrix | HashedMatrix
+SEEDS: dict[str, type[np.generic]] = {"data": np.uint8, "scales": np.uint16, "tables": np.int8}
+SEEDS |= {"starts": np.uint32, "at": np.uint16, "deltas": np.uint16}
+HASHED: dict[str, type[np.generic]] = {"blocks": np.uint16, "bits": np.uint32, "starts": np.uint32}
+HASHED |= {"values": np.uint16}
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,10 @@ class About:
     model: str  # fingerprint of the model they were made from
     settings: Mapping[str, Any]
     digests: dict[str, str] = field(default_factory=dict)  # name of a matrix -> what its rebuilt weights sum up to
-    trims: int = 0  # deltas shed while they were made
 
     def to_dict(self) -> dict[str, Any]:
         matrices = dict(sorted(self.digests.items()))
-        return {"model": self.model, "settings": dict(self.settings), "trims": self.trims, "matrices": matrices}
+        return {"model": self.model, "settings": dict(self.settings), "matrices": matrices}
 
     @classmethod
     def read(cls, info: Fields) -> About:
@@ -38,13 +41,13 @@ class About:
         model, settings, matrices = values.get("model"), values.get("settings"), values.get("matrices")
         if not isinstance(model, str) or not isinstance(settings, dict) or not isinstance(matrices, dict):
             raise info.fail("'proc' is not what ralo writes: pack the model again")
-        return cls(model, settings, {k: str(v) for k, v in matrices.items()}, table.int("trims", 0, 1 << 60))
+        return cls(model, settings, {k: str(v) for k, v in matrices.items()})
 
     def matrix(
         self, name: str, ic: int, parts: Mapping[str, int], bias: F32 | None, stored: Callable[[str], NDArray[Any]]
     ) -> Matrix:
         """The matrix of that name, rebuilt once to see that nothing is damaged."""
-        matrix = matrix_from(ic, parts, bias, lambda part: stored(f"{name}.{part}"), name)
+        matrix = matrix_from(self.settings, ic, parts, bias, lambda part: stored(f"{name}.{part}"), name)
         if matrix.digest() != self.digests[name]:
             raise RaloError(
                 f"{name}: its weights are not those that were packed: the file is damaged, pack the model again"
@@ -53,15 +56,25 @@ class About:
 
 
 def matrix_from(
-    ic: int, parts: Mapping[str, int], bias: F32 | None, stored: Callable[[str], NDArray[Any]], name: str
-) -> ProcMatrix:
-    arrays = {part: stored(part) for part in DTYPES}
+    settings: Mapping[str, Any],
+    ic: int,
+    parts: Mapping[str, int],
+    bias: F32 | None,
+    stored: Callable[[str], NDArray[Any]],
+    name: str,
+) -> Made:
+    """A matrix of either form from its arrays; `settings` are those it was made with."""
+    seed = settings.get("form") == "seed"
+    arrays = {part: stored(part) for part in (HASHED if seed else SEEDS)}
     try:
-        for part, kind in DTYPES.items():
+        for part, kind in (HASHED if seed else SEEDS).items():
             if arrays[part].dtype != kind:
                 raise ValueError(f"{part} is {arrays[part].dtype}, not {np.dtype(kind)}")
+        if seed:
+            hashed = Hashed(int(settings["block"]), float(settings["base_scale"]), **arrays)
+            return HashedMatrix(ic, parts, hashed, bias)
         deltas = Deltas(arrays["starts"], arrays["at"], arrays["deltas"])
         return ProcMatrix(ic, parts, arrays["data"], arrays["scales"], bias, arrays["tables"], deltas)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         first = str(error).splitlines()[0] if isinstance(error, ValueError) else "an array of another shape"
         raise RaloError(f"{name}: is damaged ({first}): pack the model again") from error

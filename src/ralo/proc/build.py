@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.formats.tensor import Tensor
-from ralo.matrix import U16, padded
+from ralo.matrix import U16, Matrix, padded
 from ralo.proc.compensate import compensated
 from ralo.proc.generator import SIGMA, tables
 from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
@@ -22,6 +23,7 @@ from ralo.proc.windows import Windows
 from ralo.weights import FUSED, LayerWeights
 
 F32 = NDArray[np.float32]
+M = TypeVar("M", bound=Matrix)
 F64 = NDArray[np.float64]
 SAMPLE = 48  # channels that the bound of deltas is taken from
 
@@ -54,7 +56,7 @@ def build_matrix(
     """Seeds and deltas of the sites of a place; and the share of typical outputs that is lost."""
     sites = [s for s in FUSED[place] if s in found]
     parts = {s: found[s].shape[0] for s in sites}
-    weights, bias = _joined(found, parts)
+    weights, bias = joined(found, parts)
     ic = len(weights)
     columns = recipe.columns
     data, scales = np.empty((ic, columns * _core.PAD), np.uint8), np.empty((ic, columns), np.uint16)
@@ -85,7 +87,7 @@ def build_matrix(
     return matrix.shed(recipe.eps, recipe.watermark)[0], _lost(original, rebuilt, moments)
 
 
-def _joined(found: Mapping[str, Tensor], parts: Mapping[str, int]) -> tuple[F32, F32 | None]:
+def joined(found: Mapping[str, Tensor], parts: Mapping[str, int]) -> tuple[F32, F32 | None]:
     """The weights (ic, oc) of all parts, each padded, and their bias."""
     oc = sum(padded(n) for n in parts.values())
     ic = next(found[s] for s in parts).shape[1]
@@ -131,24 +133,18 @@ def _lost(original: F32, rebuilt: F32, moments: F64 | None) -> float:
 
 
 def build_layer(
-    found: Mapping[str, Tensor],
-    dense: LayerWeights,
-    index: int,
-    recipes: Mapping[str, Recipe],
-    windows: Windows,
-    done: Mapping[str, ProcMatrix],
-    tick: Callable[[], None],
-) -> dict[str, ProcMatrix]:
-    """The matrices of one layer's places that have a recipe; `done`: those built before. The windows move on."""
-    made: dict[str, ProcMatrix] = {}
+    dense: LayerWeights, index: int, windows: Windows, makers: Mapping[str, Callable[[Iterator[F32]], M]]
+) -> dict[str, M]:
+    """The matrices of one layer's places that have a maker, each made from the inputs that come there; the windows
+    move on through what was made."""
+    made: dict[str, M] = {}
     layer = dense
 
     def place(name: str, inputs: Iterator[F32]) -> None:
         nonlocal layer
-        if name in recipes:
-            made[name] = done[name] if name in done else build_matrix(found, name, recipes[name], moments_of(inputs))[0]
+        if name in makers:
+            made[name] = makers[name](inputs)
             layer = layer.using(made)
-            tick()
 
     place("qkv", windows.normed(layer, "attn_norm"))
     place("o", windows.attended(layer, index))

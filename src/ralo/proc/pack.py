@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 from ralo import arch
 from ralo.config import ModelConfig
 from ralo.formats.checkpoint import Checkpoint
+from ralo.formats.tensor import Tensor
 from ralo.modes.base import TARGETS
 from ralo.modes.proc import Proc
 from ralo.options import fields
-from ralo.proc.about import About
+from ralo.proc.about import About, Made
 from ralo.proc.budget import allotted, sensitivity
-from ralo.proc.build import Recipe, build_layer
+from ralo.proc.build import F32, Recipe, build_layer, build_matrix, moments_of
+from ralo.proc.build_hashed import build_hashed
 from ralo.proc.parts import Parts
 from ralo.proc.windows import Windows
 from ralo.profile import fingerprint
@@ -48,7 +50,8 @@ def build_proc(
     model, places = fingerprint(weights), TARGETS[mode.target]
     width = min(WINDOW, cfg.max_context)
     windows = Windows(cfg, weights, [tokens[i : i + width] for i in range(0, len(tokens), width)])
-    parts = Parts(to, {**settings, "model": model, "quant": weights.quant, "text": hash_of(tokens)})
+    source = {"where": repr(mode.where), "model": model, "quant": weights.quant, "text": hash_of(tokens)}
+    parts = Parts(to, settings | source)
     family, layers, resumed = arch.find(ckpt), [], 0
     digests: dict[str, str] = {}
     steps, done = FELT_STEPS + cfg.n_layers * len(places), 0.0
@@ -62,16 +65,17 @@ def build_proc(
     columns = parts.budget(lambda: _columns(ckpt, cfg, weights, mode, tokens, tick))
 
     for i, layer in enumerate(weights.layers):
-        recipes = {p: recipe(mode.at(i, p), columns[i, p]) for p in places if (i, p) in columns}
-        shapes = {p: (getattr(layer, p).ic, getattr(layer, p).parts) for p in recipes}
-        known = parts.finished(i, shapes)
-        made = build_layer(family.layer(ckpt, cfg, i), layer, i, recipes, windows, known, tick)
+        at = {p: mode.at(i, p) for p in places if (i, p) in columns}
+        shapes = {p: (getattr(layer, p).ic, getattr(layer, p).parts) for p in at}
+        found, known = family.layer(ckpt, cfg, i), parts.finished(i, shapes)
+        makers = {p: _maker(found, p, m, columns[i, p], known.get(p), tick) for p, m in at.items()}
+        made = build_layer(layer, i, windows, makers)
         if not known and made:
             parts.keep(i, made)
         resumed += bool(known)
         layers.append(layer.using(made))
         digests |= {f"layers.{i}.{place}": m.digest() for place, m in made.items()}
-    about = About(model, settings, digests, 0)
+    about = About(model, settings, digests)
     return Built(replace(weights, layers=tuple(layers)), about, resumed), parts
 
 
@@ -86,12 +90,31 @@ def _columns(
     """Of every place where the mode is on."""
     on = [(i, p) for i in range(cfg.n_layers) for p in TARGETS[mode.target] if mode.at(i, p).enabled]
     shapes = {(i, p): (m.ic, m.oc) for i, p in on if (m := getattr(weights.layers[i], p))}
+    if mode.form == "seed":
+        return dict.fromkeys(on, 0)  # its memory is the fanout's
     felt = sensitivity(ckpt, cfg, weights, on, tokens, lambda: tick(FELT_STEPS / len(on)))
     return allotted(mode.bits, felt, shapes)
 
 
-def recipe(mode: Proc, columns: int) -> Recipe:
-    return Recipe(columns, mode.deltas, mode.shed_eps, mode.watermark, mode.generator)
+def _maker(
+    found: Mapping[str, Tensor], place: str, mode: Proc, columns: int, known: Made | None, tick: Callable[[], None]
+) -> Callable[[Iterator[F32]], Made]:
+    """Makes one matrix, or takes the one that is known."""
+
+    def make(inputs: Iterator[F32]) -> Made:
+        made: Made
+        if known is not None:
+            made = known
+        elif mode.form == "seed":
+            settings = (mode.fanout, int(mode.block), mode.base_scale, mode.shed_eps, mode.watermark)
+            made, _ = build_hashed(found, place, *settings)
+        else:
+            recipe = Recipe(columns, mode.deltas, mode.shed_eps, mode.watermark, mode.generator)
+            made, _ = build_matrix(found, place, recipe, moments_of(inputs))
+        tick()
+        return made
+
+    return make
 
 
 def hash_of(tokens: Sequence[int]) -> str:

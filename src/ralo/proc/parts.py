@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ralo.errors import FormatError, RaloError
 from ralo.formats import safetensors
-from ralo.proc.about import matrix_from
-from ralo.proc.matrix import ProcMatrix
+from ralo.proc.about import Made, matrix_from
 
 SETTINGS, BUDGET = "settings.json", "budget.json"
 Key = tuple[int, str]  # layer, place
@@ -24,6 +23,7 @@ class Parts:
     """A folder beside the pack that is to be; it goes when the pack is there."""
 
     def __init__(self, to: Path, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
         self.folder = to.with_name(to.name + ".building")
         said = json.dumps(dict(settings), indent=1, sort_keys=True)
         try:
@@ -50,7 +50,7 @@ class Parts:
         except (ValueError, TypeError) as error:
             raise RaloError(f"{path}: is damaged; remove {self.folder} and pack again") from error
 
-    def finished(self, layer: int, shapes: Mapping[str, tuple[int, Mapping[str, int]]]) -> dict[str, ProcMatrix]:
+    def finished(self, layer: int, shapes: Mapping[str, tuple[int, Mapping[str, int]]]) -> dict[str, Made]:
         """The matrices of a layer by place, {} where it is not finished; a damaged file counts as none."""
         path = self._path(layer)
         if not path.is_file():
@@ -58,11 +58,11 @@ class Parts:
         try:
             tensors = safetensors.open_file(path)
             stored = {name: _own(t.stored()) for name, t in tensors.items()}
-            return {place: _matrix(stored, place, *shape) for place, shape in shapes.items()}
+            return {place: _matrix(self.settings, stored, place, *shape) for place, shape in shapes.items()}
         except (FormatError, RaloError, KeyError):
             return {}
 
-    def keep(self, layer: int, made: Mapping[str, ProcMatrix]) -> None:
+    def keep(self, layer: int, made: Mapping[str, Made]) -> None:
         arrays = {f"{place}.{part}": array for place, m in made.items() for part, array in m.arrays().items()}
         safetensors.write_file(self._path(layer), arrays)
 
@@ -73,8 +73,10 @@ class Parts:
         return self.folder / f"layer-{layer:04d}.safetensors"
 
 
-def _matrix(stored: Mapping[str, NDArray[Any]], place: str, ic: int, parts: Mapping[str, int]) -> ProcMatrix:
-    return matrix_from(ic, parts, stored.get(f"{place}.bias"), lambda part: stored[f"{place}.{part}"], place)
+def _matrix(
+    settings: Mapping[str, Any], stored: Mapping[str, NDArray[Any]], place: str, ic: int, parts: Mapping[str, int]
+) -> Made:
+    return matrix_from(settings, ic, parts, stored.get(f"{place}.bias"), lambda part: stored[f"{place}.{part}"], place)
 
 
 def _own(array: NDArray[Any] | None) -> NDArray[Any]:
