@@ -91,6 +91,12 @@ class LM:
         return self.model.weights.quant
 
     @property
+    def storage(self) -> str:
+        """The precision, and what else weights are stored as."""
+        rebuilt = {m.quant for m in self.model.weights.matrices().values()} - set(QUANTS)
+        return " and ".join([self.quant, *sorted(rebuilt)])
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         return self.tokenizer.eos_ids | frozenset(self.model.cfg.eos)
 

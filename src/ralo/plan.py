@@ -50,8 +50,8 @@ def read_setup(args: argparse.Namespace) -> Setup:
     path = Path(options.plan) if options.plan else None
     tables = read_toml(path) if path else {}
     modes = []
-    for name, mode in MODES.items():
-        values = _table(mode, tables.get(name, {}), name, path) | given(mode, args, name)
+    for mode in MODES.values():
+        values = settings_of(mode, args, tables, path)
         if values:
             modes.append(mode(**values))
     guard = _table(GuardOptions, tables.get("guard", {}), "guard", path) | given(GuardOptions, args, "guard")
@@ -59,6 +59,13 @@ def read_setup(args: argparse.Namespace) -> Setup:
     if profile and not options.profile and path:
         profile = str(path.parent / str(profile))
     return Setup(compose(modes), GuardOptions(**guard), Path(profile) if profile else None)
+
+
+def settings_of(
+    mode: type[Mode], args: argparse.Namespace, tables: Mapping[str, Any], path: Path | None
+) -> dict[str, Any]:
+    """What a plan, the environment and flags say of one mode."""
+    return _table(mode, tables.get(mode.name, {}), mode.name, path) | given(mode, args, mode.name)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

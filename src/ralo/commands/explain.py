@@ -65,7 +65,9 @@ def plan(lm: LM) -> list[dict[str, object]]:
         layer, _, matrix = name.removeprefix("layers.").rpartition(".")
         sites, out = "+".join(m.parts), sum(m.parts.values())
         row = {"layer": layer or "-", "matrix": matrix, "sites": sites, "in": m.ic, "out": out}
-        rows.append({**row, "storage": m.quant, "bytes": m.nbytes, "runs": runs(lm, layer, matrix)})
+        others = lm.model.slots[int(layer)].taken.get(f"{matrix}_weights") if layer else None
+        storage, size = (others.mode, others.nbytes) if others else (m.quant, m.nbytes)
+        rows.append({**row, "storage": storage, "bytes": size, "runs": runs(lm, layer, matrix)})
     return rows
 
 

@@ -17,7 +17,8 @@ from ralo.formats.checkpoint import Checkpoint
 from ralo.lm import LoadOptions
 from ralo.modes import Proc
 from ralo.neurons import Order, order_of
-from ralo.options import add_flags, add_json, flag, given, read_flags
+from ralo.options import add_flags, add_json, flag, read_flags
+from ralo.plan import read_toml, settings_of
 from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
 from ralo.proc.pack import build_proc
@@ -31,6 +32,7 @@ class PackOptions(LoadOptions):
     output: str = flag("", "directory to write; must not exist", short="-o", metavar="DIR")
     order: str = flag("", "profile by which neurons that win together are put together", metavar="FILE")
     order_block: int = flag(32, "neurons of a block in that order", low=2, high=1024)
+    plan: str = flag("", "TOML file whose [proc] says how, by layer and site too", metavar="FILE")
     text: str = flag(
         "", "text (UTF-8) that procedural weights are made for; without one, novels that ship", metavar="FILE"
     )
@@ -73,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _proc(args: argparse.Namespace, options: PackOptions) -> Proc | None:
     """The mode that weights are made for, where one is asked for."""
-    values = given(Proc, args, Proc.name)
+    path = Path(options.plan) if options.plan else None
+    values = settings_of(Proc, args, read_toml(path) if path else {}, path)
     mode = Proc(**values) if values else None
     if mode and mode.pack:
         raise RaloError("--proc-pack is for running; here -o says where the weights go")

@@ -102,7 +102,7 @@ def stats_line(lm: LM, stats: Stats) -> str:
         parts[-1] += f" at {stats.decode_tok_s:.1f} tok/s"
         parts.append(f"{screen.size(stats.bytes_per_token)}/token ({rate:.1f} GB/s)")
     threads = counted(_core.threads(), "thread")
-    parts.append(f"{lm.quant} weights, {lm.kv} cache, {threads}, {_core.level()}, {modes_line(lm, stats)}")
+    parts.append(f"{lm.storage} weights, {lm.kv} cache, {threads}, {_core.level()}, {modes_line(lm, stats)}")
     if stats.finish == "context":
         parts.append(f"stopped: context of {lm.model.cfg.max_context} tokens is full")
     elif stats.finish == "interrupted":
