@@ -12,7 +12,8 @@
 namespace {
 
 constexpr size_t kSeeds = 256;
-constexpr double kOutside = 3.5;  // of a column's spread: weights beyond do not count for it
+constexpr float kOutside = 3.5f;  // of a column's spread: weights beyond do not count for it
+constexpr float kReach = 160.f;   // in units of the tables; what is further off than they reach is all the same to them
 
 uint16_t to_bf16(float f) {  // to nearest, ties to even
   uint32_t u;
@@ -29,10 +30,12 @@ float from_bf16(uint16_t h) {
 // Chain r goes through lane r of every column, then through the lane kTurn before it, and so on, back to its beginning.
 size_t lane(size_t r, size_t round) { return (r + (kPad / kTurn - round) * kTurn) % kPad; }
 
-// The factor of whole numbers q that is nearest to w, in double precision and so the same everywhere.
-float fitted(const float* w, const float* q, size_t n) {
+// The factor of whole numbers q that is nearest to w, in double precision and so the same everywhere. Weights beyond
+// the bound do not count.
+float fitted(const float* w, const float* q, size_t n, float bound) {
   double wq = 0, qq = 0;
-  for (size_t i = 0; i < n; ++i) wq += static_cast<double>(w[i]) * q[i], qq += static_cast<double>(q[i]) * q[i];
+  for (size_t i = 0; i < n; ++i)
+    if (std::fabs(w[i]) <= bound) wq += static_cast<double>(w[i]) * q[i], qq += static_cast<double>(q[i]) * q[i];
   return qq > 0 ? static_cast<float>(wq / qq) : 0.f;
 }
 
@@ -84,7 +87,8 @@ void search_seeds(const SeedTables& t, const int8_t* tables, float sigma, size_t
   parallel(kTurn, [&](size_t r, size_t thread) {
     float* to = x + r * chain;
     for (size_t round = 0; round < rounds; ++round)
-      for (size_t b = 0; b < oc / kPad; ++b) *to++ = w[b * kPad + lane(r, round)] * inverse[geometry.of(b)];
+      for (size_t b = 0; b < oc / kPad; ++b)
+        *to++ = std::clamp(w[b * kPad + lane(r, round)] * inverse[geometry.of(b)], -kReach, kReach);
     kernels().proc_search(t.codes(), x + r * chain, blocks, steps, path + r * steps, scratch + thread * steps * kSeeds);
     for (size_t round = 0; round < rounds; ++round)
       for (size_t k = 0; k < columns; ++k) seeds[k * kPad + lane(r, round)] = path[r * steps + round * columns + k];
@@ -96,7 +100,7 @@ void search_seeds(const SeedTables& t, const int8_t* tables, float sigma, size_t
   for (size_t b = 0; b < oc / kPad; ++b) kernels().proc_unpack(row, 0, b * kPad, out + b * kPad);
   for (size_t k = 0; k < columns; ++k) {
     const size_t at = geometry.first(k) * kPad, n = geometry.blocks(k) * kPad;
-    scales[k] = to_bf16(inverse[k] > 0 ? fitted(w + at, out + at, n) : 0.f);
+    scales[k] = to_bf16(inverse[k] > 0 ? fitted(w + at, out + at, n, kOutside * sigma / inverse[k]) : 0.f);
     for (size_t i = 0; i < n; ++i) out[at + i] *= from_bf16(scales[k]);
   }
 }

@@ -21,7 +21,7 @@ def always(a: Any, b: Any) -> bool:
 
 def blocks_differ(a: Any, b: Any) -> bool:
     """Blocks of one channel fit any partition."""
-    one, other = int(getattr(a, "block", 1)), int(getattr(b, "block", 1))
+    one, other = a.partition, b.partition
     return one != other and 1 not in (one, other)
 
 

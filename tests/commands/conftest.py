@@ -9,6 +9,8 @@ import pytest
 from commandline import TEMPLATE, add_template
 from tiny import write_hf
 
+from ralo.cli import main
+
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +41,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "text.txt"
     path.write_text("the other is in the house and on it\n" * 20)
     return path
+
+
+@pytest.fixture(scope="session")
+def proc_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a context as long as the windows of text that procedural weights are made for."""
+    sizes = {"vocab_size": 300, "hidden_size": 128, "intermediate_size": 160, "max_position_embeddings": 1024}
+    return write_hf(tmp_path_factory.mktemp("proc") / "model", "llama", eos_token_id=None, **sizes)
+
+
+@pytest.fixture(scope="session")
+def proc_flags(proc_model: Path) -> list[str]:
+    text = proc_model.with_name("text.txt")
+    text.write_text("the other is in the house and on it\n" * 60)
+    return ["-m", str(proc_model), "--proc-sparse=on", "--text", str(text), "--tokens", "600", "--proc-bits", "4.2"]
+
+
+@pytest.fixture(scope="session")
+def proc_made(proc_model: Path, proc_flags: list[str]) -> Path:
+    """A pack of its procedural weights."""
+    to = proc_model.with_name("pack")
+    assert main(["pack", *proc_flags, "-o", str(to)]) == 0
+    return to

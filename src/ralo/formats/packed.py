@@ -184,7 +184,7 @@ class _Reader:
         oc = sum(padded(n) for n in parts.values())
         bias = self.array(f"{name}.bias", (oc,), ("f32",)) if f"{name}.bias" in self.tensors else None
         if self.proc and name in self.proc.digests:
-            return self.proc.matrix(name, ic, parts, bias, self.stored)
+            return self.proc.matrix(self.path, name, ic, parts, bias, self.stored)
         groups = _core.groups(quant, oc)
         return Matrix(
             quant,

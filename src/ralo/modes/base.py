@@ -109,6 +109,11 @@ class Mode:
         raise NotImplementedError
 
     @property
+    def partition(self) -> int:
+        """Channels or outputs that are used or left out together."""
+        return int(getattr(self, "block", 1))
+
+    @property
     def pace(self) -> Pace | None:
         """Of a mode that keeps a time budget, once it is prepared."""
         return None

@@ -58,6 +58,10 @@ class Proc(Mode):
     def enabled(self) -> bool:
         return self.on == "on"
 
+    @property
+    def partition(self) -> int:
+        return int(self.block) if self.form == "seed" else 1
+
     @classmethod
     def off(cls) -> Self:
         return cls(on="off")

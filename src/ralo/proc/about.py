@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralo.config import Fields
-from ralo.errors import RaloError
+from ralo.errors import FormatError
 from ralo.matrix import F32, Matrix
 from ralo.proc.hashed import Hashed, HashedMatrix
 from ralo.proc.matrix import Deltas, ProcMatrix
@@ -44,13 +45,22 @@ class About:
         return cls(model, settings, {k: str(v) for k, v in matrices.items()})
 
     def matrix(
-        self, name: str, ic: int, parts: Mapping[str, int], bias: F32 | None, stored: Callable[[str], NDArray[Any]]
+        self,
+        source: Path,
+        name: str,
+        ic: int,
+        parts: Mapping[str, int],
+        bias: F32 | None,
+        stored: Callable[[str], NDArray[Any]],
     ) -> Matrix:
         """The matrix of that name, rebuilt once to see that nothing is damaged."""
-        matrix = matrix_from(self.settings, ic, parts, bias, lambda part: stored(f"{name}.{part}"), name)
+        try:
+            matrix = matrix_from(self.settings, ic, parts, bias, lambda part: stored(f"{name}.{part}"))
+        except ValueError as error:
+            raise FormatError(source, f"is damaged ({error}); pack the model again", name) from error
         if matrix.digest() != self.digests[name]:
-            raise RaloError(
-                f"{name}: its weights are not those that were packed: the file is damaged, pack the model again"
+            raise FormatError(
+                source, "is damaged: its weights are not those that were packed; pack the model again", name
             )
         return matrix
 
@@ -61,20 +71,18 @@ def matrix_from(
     parts: Mapping[str, int],
     bias: F32 | None,
     stored: Callable[[str], NDArray[Any]],
-    name: str,
 ) -> Made:
-    """A matrix of either form from its arrays; `settings` are those it was made with."""
+    """A matrix of either form from its arrays; `settings` are those it was made with. ValueError: they do not fit."""
     seed = settings.get("form") == "seed"
     arrays = {part: stored(part) for part in (HASHED if seed else SEEDS)}
+    for part, kind in (HASHED if seed else SEEDS).items():
+        if arrays[part].dtype != kind:
+            raise ValueError(f"{part} is {arrays[part].dtype}, not {np.dtype(kind)}")
     try:
-        for part, kind in (HASHED if seed else SEEDS).items():
-            if arrays[part].dtype != kind:
-                raise ValueError(f"{part} is {arrays[part].dtype}, not {np.dtype(kind)}")
         if seed:
             hashed = Hashed(int(settings["block"]), float(settings["base_scale"]), **arrays)
             return HashedMatrix(ic, parts, hashed, bias)
         deltas = Deltas(arrays["starts"], arrays["at"], arrays["deltas"])
         return ProcMatrix(ic, parts, arrays["data"], arrays["scales"], bias, arrays["tables"], deltas)
-    except (ValueError, TypeError, KeyError) as error:
-        first = str(error).splitlines()[0] if isinstance(error, ValueError) else "an array of another shape"
-        raise RaloError(f"{name}: is damaged ({first}): pack the model again") from error
+    except (TypeError, KeyError) as error:
+        raise ValueError("an array of another shape") from error

@@ -15,7 +15,7 @@ from ralo.errors import FormatError, RaloError
 from ralo.formats import safetensors
 from ralo.proc.about import Made, matrix_from
 
-SETTINGS, BUDGET = "settings.json", "budget.json"
+SETTINGS, BUDGET, DIGESTS = "settings.json", "budget.json", "digests"
 Key = tuple[int, str]  # layer, place
 
 
@@ -58,13 +58,16 @@ class Parts:
         try:
             tensors = safetensors.open_file(path)
             stored = {name: _own(t.stored()) for name, t in tensors.items()}
-            return {place: _matrix(self.settings, stored, place, *shape) for place, shape in shapes.items()}
-        except (FormatError, RaloError, KeyError):
+            made = {place: _matrix(self.settings, stored, place, *shape) for place, shape in shapes.items()}
+            known = json.loads(safetensors.metadata(path)[DIGESTS])
+            return made if known == {place: m.digest() for place, m in made.items()} else {}
+        except (FormatError, RaloError, KeyError, ValueError):
             return {}
 
     def keep(self, layer: int, made: Mapping[str, Made]) -> None:
         arrays = {f"{place}.{part}": array for place, m in made.items() for part, array in m.arrays().items()}
-        safetensors.write_file(self._path(layer), arrays)
+        digests = {place: m.digest() for place, m in made.items()}
+        safetensors.write_file(self._path(layer), arrays, {DIGESTS: json.dumps(digests)})
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -76,7 +79,7 @@ class Parts:
 def _matrix(
     settings: Mapping[str, Any], stored: Mapping[str, NDArray[Any]], place: str, ic: int, parts: Mapping[str, int]
 ) -> Made:
-    return matrix_from(settings, ic, parts, stored.get(f"{place}.bias"), lambda part: stored[f"{place}.{part}"], place)
+    return matrix_from(settings, ic, parts, stored.get(f"{place}.bias"), lambda part: stored[f"{place}.{part}"])
 
 
 def _own(array: NDArray[Any] | None) -> NDArray[Any]:
