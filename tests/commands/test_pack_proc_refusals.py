@@ -163,3 +163,21 @@ def test_settings_that_do_not_go(
     line = refused(capsys, "pack", *proc_flags, "--text", tmp_path / "short.txt", "-o", to)
     assert "procedural weights need at least 512, better 16384" in line
     assert sorted(f.name for f in tmp_path.iterdir()) == ["short.txt"]
+
+
+def test_a_plan_that_gives_layers_another_form(proc_model: Path, tmp_path: Path, capsys) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[proc]\n[[proc.where]]\nlayers = "0"\nform = "seed"\n')
+    line = refused(capsys, "pack", "-m", proc_model, "-o", tmp_path / "made", "--plan", plan)
+    assert "[[proc.where]] cannot set form for packing, only on, deltas, generator, watermark, shed-eps, fanout" in line
+    assert not (tmp_path / "made.building").exists()
+
+
+def test_fanout_by_layer(proc_model: Path, tmp_path: Path, capsys) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[proc]\nform = "seed"\nfanout = 2\n[[proc.where]]\nlayers = "1"\nfanout = 1\n')
+    assert main(["pack", "-m", str(proc_model), "-o", str(tmp_path / "made"), "--plan", str(plan)]) == 0
+    capsys.readouterr()
+    assert main(["explain", "-m", str(proc_model), "--proc-pack", str(tmp_path / "made")]) == 0
+    rows = [row for row in capsys.readouterr().out.splitlines() if "proc:" in row]
+    assert [("2.0 blocks" in row, "1.0 blocks" in row) for row in rows] == [(True, False)] * 2 + [(False, True)] * 2

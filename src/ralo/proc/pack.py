@@ -10,6 +10,7 @@ from typing import Any
 
 from ralo import arch
 from ralo.config import ModelConfig
+from ralo.errors import RaloError
 from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.tensor import Tensor
 from ralo.modes.base import TARGETS
@@ -26,6 +27,7 @@ from ralo.weights import Weights
 
 FELT_STEPS = 4  # of the progress shown, what feeling out the places takes
 WINDOW = 512  # tokens that see each other while the text goes through
+BY_LAYER = ("on", "deltas", "generator", "watermark", "shed_eps", "fanout")  # may differ from layer to layer
 NOT_BUILT = ("on", "pack")  # settings that do not change what is built
 
 
@@ -46,6 +48,7 @@ def build_proc(
     progress: Callable[[float], None] | None,
 ) -> tuple[Built, Parts]:
     """The weights with procedural ones at the mode's places, and the parts on disk, which go once they are packed."""
+    check_overrides(mode)
     settings: dict[str, Any] = {f.name: getattr(mode, f.name) for f in fields(Proc) if f.name not in NOT_BUILT}
     model, places = fingerprint(weights), TARGETS[mode.target]
     width = min(WINDOW, cfg.max_context)
@@ -77,6 +80,14 @@ def build_proc(
         digests |= {f"layers.{i}.{place}": m.digest() for place, m in made.items()}
     about = About(model, settings, digests)
     return Built(replace(weights, layers=tuple(layers)), about, resumed), parts
+
+
+def check_overrides(mode: Proc) -> None:
+    """A pack has one form; what is said of some layers only must be something that each matrix tells by itself."""
+    for override in mode.where:
+        if bad := [name for name in override.values if name not in BY_LAYER]:
+            known = ", ".join(name.replace("_", "-") for name in BY_LAYER)
+            raise RaloError(f"[[proc.where]] cannot set {bad[0].replace('_', '-')} for packing, only {known}")
 
 
 def _columns(
