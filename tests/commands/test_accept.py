@@ -61,6 +61,24 @@ def test_rows_of_event(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert rows[line]["pass"] is True, rows[line]
 
 
+def test_rows_of_proc(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["accept", "-m", str(model), "--only", "proc", *QUICK, "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {row["line"]: row for row in found["rows"]}
+    assert {row["mode"] for row in found["rows"]} == {"proc"} and code == (0 if found["pass"] else 1)
+    for line in (
+        "memory of these weights / bf16",
+        "interrupted and resumed: the same bytes",
+        "off: dense bit for bit",
+        "on: not dense",
+        "rebuilt weights are the same at every ISA level and number of threads",
+        "a damaged pack is refused",
+        "a pack of a newer ralo is refused",
+    ):
+        assert rows[line]["pass"] is True, rows[line]
+    assert "decode of the pack / dense int4, context 4" in rows
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

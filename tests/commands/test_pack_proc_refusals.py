@@ -181,3 +181,14 @@ def test_fanout_by_layer(proc_model: Path, tmp_path: Path, capsys) -> None:
     assert main(["explain", "-m", str(proc_model), "--proc-pack", str(tmp_path / "made")]) == 0
     rows = [row for row in capsys.readouterr().out.splitlines() if "proc:" in row]
     assert [("2.0 blocks" in row, "1.0 blocks" in row) for row in rows] == [(True, False)] * 2 + [(False, True)] * 2
+
+
+def test_settings_that_a_pack_was_not_made_with(proc_model: Path, copy: Path, capsys) -> None:
+    line = refused(capsys, "run", "-m", proc_model, "--proc-pack", copy, "--proc-form", "seed", "-p", "the")
+    assert "was made with --proc-form=best, not seed: pack the model again" in line
+
+
+def test_a_pack_by_itself_can_shed(copy: Path, capsys) -> None:
+    flags = ["--proc-watermark", "0", "-p", "the", "-n", "2", "--json"]
+    assert main(["run", "-m", str(copy), *flags]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]["proc.trims"] > 0

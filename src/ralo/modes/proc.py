@@ -9,7 +9,7 @@ quality is fixed when it is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -24,6 +24,7 @@ from ralo.proc.matrix import ProcMatrix
 from ralo.weights import LayerWeights
 
 GENERATORS = ("fitted", "hash")
+FIXED = ("bits", "deltas", "generator", "fanout", "block", "base_scale", "form")  # when a model is packed
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,14 @@ class Proc(Mode):
 
     def prepare(self, views: list[LayerView]) -> Proc:
         """Opens the pack and sheds what is to be shed."""
-        from ralo.formats import packed
-
-        if not self.pack:
-            made = "ralo pack -m MODEL --proc-sparse=on -o DIR"
-            raise RaloError(f"--proc-sparse needs weights that were made for it: {made}, then --proc-pack DIR")
-        if packed.about_proc(Path(self.pack)).model != views[0].model:
-            raise RaloError(f"{self.pack}: is the pack of another model")
-        _, weights, _ = packed.open_directory(Path(self.pack), "auto")
+        layers = self._opened(views) if self.pack else [view.weights for view in views]
         made_at = [
             {p: m for p in TARGETS[self.target] if isinstance(m := getattr(layer, p), ProcMatrix | HashedMatrix)}
-            for layer in weights.layers
+            for layer in layers
         ]
+        if not any(made_at) and not self.pack:
+            made = "ralo pack -m MODEL --proc-sparse=on -o DIR"
+            raise RaloError(f"--proc-sparse needs weights that were made for it: {made}, then --proc-pack DIR")
         if not any(made_at):
             raise RaloError(f"{self.pack}: has no procedural weights for --proc-target={self.target}")
         loaded = [
@@ -87,6 +84,20 @@ class Proc(Mode):
             for i, made in enumerate(made_at)
         ]
         return replace(self, loaded=tuple(loaded))
+
+    def _opened(self, views: list[LayerView]) -> Sequence[LayerWeights]:
+        """The layers of the pack, which must be one of this model, made as these settings say."""
+        from ralo.formats import packed
+
+        about = packed.about_proc(Path(self.pack))
+        if about.model != views[0].model:
+            raise RaloError(f"{self.pack}: is the pack of another model")
+        for name in FIXED:
+            asked, made = getattr(self, name), about.settings.get(name)
+            if asked not in (made, getattr(type(self), name)):
+                flag_name = f"--proc-{name.replace('_', '-')}"
+                raise RaloError(f"{self.pack}: was made with {flag_name}={made}, not {asked}: pack the model again")
+        return packed.open_directory(Path(self.pack), "auto")[1].layers
 
     def weights(self, view: LayerView) -> LayerWeights:
         assert self.loaded is not None
