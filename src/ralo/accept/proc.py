@@ -23,7 +23,7 @@ from ralo.model import Dense
 from ralo.modes import Proc
 from ralo.modes.base import TARGETS
 from ralo.proc.matrix import ProcMatrix
-from ralo.proc.pack import build_proc
+from ralo.proc.pack import bits_a_weight, pack_proc
 from ralo.quality import Quality, perplexity
 from ralo.weights import build
 
@@ -50,8 +50,7 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
         pack, lm = str(at / "straight"), open_model("bf16")
         lm.use(compose([Proc(pack=pack)]))
         matrices = [m for m in _matrices(pack) if isinstance(m, ProcMatrix)]
-        weights = sum(m.ic * sum(m.parts.values()) for m in matrices)
-        bits = 8 * sum(m.nbytes for m in matrices) / weights
+        bits, weights = bits_a_weight(matrices), sum(m.ic * sum(m.parts.values()) for m in matrices)
         say("quality")
         quality = _quality(task, lm)
         bits_said = f"{bits / 16:.3f} ({bits:.2f} bits a weight; int8 has 8.25, int4 4.5)"
@@ -71,9 +70,7 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
         say("kernel beside the memory's own speed")
         for name, share in share_of_stream(task.rounds).items():
             line = f"matvec's speed / what its bytes allow, {name}"
-            rows.append(
-                shown(mode, line, f"{share:.2f} ({KERNEL} wanted; docs/modes/proc.md profiles what is missing)")
-            )
+            rows.append(at_least(mode, line, share, KERNEL, f"{share:.2f} (profile: docs/modes/proc.md)"))
         return rows
 
 
@@ -91,9 +88,7 @@ def _pack(model: str, to: Path, progress: Callable[[float], None] | None = None)
     ckpt, clock = loader.open_checkpoint(model), time.monotonic()
     cfg, weights = build(ckpt, loader.DEFAULT_QUANT)
     tokens = ckpt.tokenizer().encode(texts.read("calibration"))[:TOKENS]
-    built, parts = build_proc(ckpt, cfg, weights, Proc(), tokens, to, progress)
-    packed.save(ckpt, built.weights, to, built.about)
-    parts.remove()
+    pack_proc(ckpt, cfg, weights, Proc(), tokens, to, progress)
     return time.monotonic() - clock
 
 

@@ -21,7 +21,7 @@ from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.plan import read_toml, settings_of
 from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
-from ralo.proc.pack import build_proc
+from ralo.proc.pack import bits_a_weight, pack_proc
 from ralo.weights import Weights, build
 
 
@@ -92,12 +92,10 @@ def _pack_proc(
         raise RaloError(f"the text has {len(tokens)} tokens; procedural weights need at least 512, better 16384")
     clock = time.monotonic()
     with screen.progress("searching seeds") as bar:
-        built, parts = build_proc(ckpt, cfg, weights, mode, tokens, to, bar)
-    packed.save(ckpt, built.weights, to, built.about)
-    parts.remove()
+        built = pack_proc(ckpt, cfg, weights, mode, tokens, to, bar)
     seconds = time.monotonic() - clock
     made = [m for m in built.weights.matrices().values() if isinstance(m, ProcMatrix | HashedMatrix)]
-    bits = 8 * sum(m.nbytes for m in made) / sum(m.ic * sum(m.parts.values()) for m in made)
+    bits = bits_a_weight(made)
     went_on = f", {built.resumed} layers were there already" if built.resumed else ""
     print(f"{to}: {len(made)} matrices at {bits:.2f} bits a weight, {seconds:.0f} s{went_on}")
     return {"bits": bits, "matrices": len(made), "seconds": seconds, "resumed_layers": built.resumed}

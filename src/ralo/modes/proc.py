@@ -19,11 +19,11 @@ from ralo.errors import RaloError
 from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView, Mode
 from ralo.options import flag
 from ralo.proc.about import Made
+from ralo.proc.generator import GENERATORS
 from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
 from ralo.weights import LayerWeights
 
-GENERATORS = ("fitted", "hash")
 FIXED = ("bits", "deltas", "generator", "fanout", "block", "base_scale", "form")  # when a model is packed
 
 

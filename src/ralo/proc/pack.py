@@ -11,6 +11,7 @@ from typing import Any
 from ralo import arch
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
+from ralo.formats import packed
 from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.tensor import Tensor
 from ralo.modes.base import TARGETS
@@ -80,6 +81,27 @@ def build_proc(
         digests |= {f"layers.{i}.{place}": m.digest() for place, m in made.items()}
     about = About(model, settings, digests)
     return Built(replace(weights, layers=tuple(layers)), about, resumed), parts
+
+
+def pack_proc(
+    ckpt: Checkpoint,
+    cfg: ModelConfig,
+    weights: Weights,
+    mode: Proc,
+    tokens: Sequence[int],
+    to: Path,
+    progress: Callable[[float], None] | None,
+) -> Built:
+    """Builds and writes a pack; what was kept on the way goes once it is there."""
+    built, parts = build_proc(ckpt, cfg, weights, mode, tokens, to, progress)
+    packed.save(ckpt, built.weights, to, built.about)
+    parts.remove()
+    return built
+
+
+def bits_a_weight(matrices: Sequence[Made]) -> float:
+    """Of memory, on average over some matrices; padding is no weight."""
+    return 8 * sum(m.nbytes for m in matrices) / sum(m.ic * sum(m.parts.values()) for m in matrices)
 
 
 def check_overrides(mode: Proc) -> None:
