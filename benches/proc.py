@@ -16,11 +16,12 @@ from ralo.guard import GuardOptions
 from ralo.lm import LM
 from ralo.model import Model
 from ralo.proc.budget import allotted, sensitivity
-from ralo.proc.build import Recipe, build_layer, build_matrix, moments_of
+from ralo.proc.build import Recipe, build_matrix
 from ralo.proc.build_hashed import build_hashed
 from ralo.proc.generator import SCALE_BITS
-from ralo.proc.windows import Windows
 from ralo.quality import divergence, log_probs, scores
+from ralo.remake.layer import build_layer, moments_of
+from ralo.remake.windows import Windows
 from ralo.weights import build
 
 PLACES = ("up", "down")

@@ -17,8 +17,8 @@ constexpr size_t kFewTokens = 8;         // as many go through a matvec together
 // Floats a matvec needs for its tokens: x beside the scales, and integer sums of a panel.
 constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 1) * kPanel; }
 
-// proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed.
-enum class Quant { f32, bf16, int8, int4, proc, hashed };
+// proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed. factors: products, see Factors.
+enum class Quant { f32, bf16, int8, int4, proc, hashed, factors };
 inline size_t weight_bytes(Quant q, size_t n) {
   return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 ? n : n / 2;
 }
@@ -63,13 +63,16 @@ struct Hashed {
 };
 constexpr uint16_t kNoBlock = 0xffff;
 
+struct Factors;
+
 struct Mat {
   Quant quant;
-  uint8_t* data;     // (ic, row_bytes); null for hashed
-  uint16_t* scales;  // (ic, oc / group) bf16, of seeds (ic, columns); null for f32, bf16 and hashed
+  uint8_t* data;     // (ic, row_bytes); null for hashed and factors
+  uint16_t* scales;  // (ic, oc / group) bf16, of seeds (ic, columns); null for f32, bf16, hashed and factors
   size_t ic, oc;     // oc: padded
   const Proc* proc = nullptr;
   const Hashed* hashed = nullptr;
+  const Factors* factors = nullptr;
   size_t row_bytes() const {
     if (hashed) return 6 * hashed->fanout;  // blocks and their bits
     return proc ? proc->columns * kPad : weight_bytes(quant, oc);
@@ -88,10 +91,34 @@ struct Mat {
     return weight_bytes(quant, outputs) + (group_size(quant) ? outputs / group_size(quant) * 2 : 0);
   }
   size_t bytes() const {
+    if (factors) return factor_bytes();
     if (hashed) return ic * channel_bytes() + size_t{2} * hashed->starts[ic];
     return ic * channel_bytes() + (proc && proc->starts ? 4 * proc->starts[ic] : 0);
   }
+  inline size_t factor_bytes() const;
 };
+
+// Weights that are products of smaller ones: x goes through one step after another, each a small matrix that some rows
+// of a token are multiplied by. Two steps of one row are a low-rank product; several rows, in another order for every
+// step, are a tensor train. Of the first step some outputs may be kept: they are added to the last outputs of the
+// whole, beside the product (weights that were not factored, or what the product misses).
+struct Step {
+  const Mat* w;
+  size_t rows;           // of a token
+  const uint32_t* from;  // (rows, w->ic): where each value lies in what came before; null: as it lies
+};
+struct Factors {
+  const Step* steps;
+  size_t count;
+  const uint32_t* to;  // (outputs): where each lies in what the last step gave; null: as it lies
+  size_t outputs;      // the first ones of the whole, which the product gives
+  size_t kept;
+};
+size_t Mat::factor_bytes() const {
+  size_t sum = 0;
+  for (size_t k = 0; k < factors->count; ++k) sum += factors->steps[k].w->bytes();
+  return sum;
+}
 
 // What seeds give in columns of 1 to kMostBlocks blocks, as the search reads it: of each seed, and of each seed before.
 struct SeedCodes {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "buffer.h"
+#include "factors.h"
 #include "pool.h"
 
 namespace {
@@ -54,9 +55,9 @@ struct Cut {
 };
 Cut cut(const Mat& w, size_t count) {
   constexpr size_t kTask = 48 << 10;  // bytes worth handing to a thread
-  const size_t outputs = (w.oc + kPanel - 1) / kPanel;
+  size_t outputs = (w.oc + kPanel - 1) / kPanel, channels = 1;
   const size_t bytes = count * w.channel_bytes();
-  size_t channels = 1;
+  if (w.ic < 128 && bytes > 2 * kTask && outputs == 1) outputs = 2;  // too few channels to share out
   while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= 64) channels *= 2;
   return {outputs, std::min<size_t>(channels, 8)};
 }
@@ -156,6 +157,7 @@ size_t hashed_bytes(const Mat& w, const Channels& c, size_t o0, size_t o1) {
 
 size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
   if (tokens == 0) return 0;
+  if (w.factors) return apply_factors(w, bias, x, tokens, y, add, many);
   const bool quantised = w.quant != Quant::f32 && w.quant != Quant::bf16 && w.quant != Quant::hashed;
   const bool bytes = tokens > 1 && many == Many::rounded && quantised && kernels().bytes_pay();
   if (bytes)
@@ -168,6 +170,7 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
 }
 
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
+  if (w.factors) return apply_factors_some(w, c, bias, x, y, add);
   apply_few(w, c, bias, x, 1, y, add, 0, w.oc);
   size_t bytes = c.count * w.channel_bytes();
   if (w.proc || w.hashed)
@@ -177,6 +180,7 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
 
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
   if (o0 == o1) return 0;
+  if (w.factors) return apply_factors_part(w, c, bias, x, y, o0, o1);
   apply_few(w, c, bias, x, 1, y, false, o0, o1);
   if (w.proc) return proc_bytes(w, c, o0, o1);
   return w.hashed ? hashed_bytes(w, c, o0, o1) : c.count * w.part_bytes(o1 - o0);
@@ -216,6 +220,7 @@ decltype(Kernels::neurons_f32) neurons_kernel(Quant q) { return table(q).neurons
 decltype(Kernels::neuron_range_f32) neuron_range_kernel(Quant q) { return table(q).neuron_range; }
 
 void norms(const Mat& w, float* out) {
+  if (w.factors) return factors_norms(w, out);
   const auto kernel = table(w.quant).norms;
   constexpr size_t kChannels = 64;
   parallel((w.ic + kChannels - 1) / kChannels,

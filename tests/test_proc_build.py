@@ -7,9 +7,10 @@ import pytest
 from kernels.test_linear import Rows
 
 from ralo.proc.budget import allotted
-from ralo.proc.build import Recipe, build_matrix, moments_of
-from ralo.proc.compensate import DAMPING, compensated
+from ralo.proc.build import Recipe, build_matrix
 from ralo.proc.generator import bits_of
+from ralo.remake.compensate import DAMPING, compensated
+from ralo.remake.layer import moments_of
 
 
 def correlated(ic: int, tokens: int = 400, seed: int = 1) -> np.ndarray:

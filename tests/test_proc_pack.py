@@ -12,6 +12,7 @@ from ralo.formats import packed
 from ralo.loader import open_checkpoint
 from ralo.modes import Proc
 from ralo.modes.base import Override
+from ralo.proc.about import AboutProc
 from ralo.proc.matrix import ProcMatrix
 from ralo.proc.pack import build_proc
 from ralo.weights import build
@@ -24,9 +25,9 @@ def model(tmp_path_factory):
 
 def test_says_what_it_is_made_of(model, tmp_path):
     to = pack(model, tmp_path / "pack")
-    about, lm = packed.about_proc(to), ralo.load(to)
+    about, lm = packed.about(to, AboutProc), ralo.load(to)
     found = {name: m for name, m in lm.model.weights.matrices().items() if isinstance(m, ProcMatrix)}
-    assert len(found) == 8 and about.digests == {name: m.digest() for name, m in found.items()}
+    assert len(found) == 8 and about.matrices == {name: m.digest() for name, m in found.items()}
     assert {k: about.settings[k] for k in ("bits", "target", "deltas", "generator", "watermark", "shed_eps")} == {
         "bits": 4.2, "target": "both", "deltas": 0.01, "generator": "fitted", "watermark": 4096, "shed_eps": 0.0
     }  # fmt: skip

@@ -36,6 +36,7 @@ size_t row_stride(const Rows<T>& a) {
 void bind_linear(nb::module_& m);
 void bind_proc(nb::module_& m);
 void bind_hashed(nb::module_& m);
+void bind_factors(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_block(nb::module_& m);

@@ -30,6 +30,7 @@ NB_MODULE(_core, m) {
   bind_linear(m);
   bind_proc(m);
   bind_hashed(m);
+  bind_factors(m);
   bind_attention(m);
   bind_rows(m);
   bind_slots(m);

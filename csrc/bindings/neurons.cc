@@ -23,7 +23,7 @@ using List = Array<const uint32_t, 1>;
 template <class T>
 using Fresh = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
 std::pair<Fresh<uint8_t>, std::optional<Fresh<uint16_t>>> neuron_rows(const Matrix& matrix, size_t o0, size_t f) {
-  need(!matrix.w.proc && !matrix.w.hashed, "weights that are rebuilt have no rows of neurons");
+  need(!matrix.w.proc && !matrix.w.hashed && !matrix.w.factors, "weights that are rebuilt have no rows of neurons");
   const Mat& w = matrix.w;
   need(f > 0 && o0 % kPad == 0 && o0 <= w.oc && f <= w.oc - o0, "neurons must start at a multiple of PAD and be there");
   NeuronRows out{w.quant, nullptr, nullptr, w.ic, f};

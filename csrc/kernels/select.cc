@@ -156,4 +156,8 @@ bool finite(const float* x, size_t n) {
   return !bad;
 }
 
+void gather(const float* x, const uint32_t* from, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = x[from[i]];
+}
+
 }  // namespace ISA

@@ -124,6 +124,14 @@ class HashedMatrix(Matrix):
     def digest(self) -> int:
         """A number that stands for the rebuilt weights, the same on every CPU"""
 
+class FactoredMatrix(Matrix):
+    """A linear map whose weights are products of smaller ones"""
+
+    def __init__(self, ic: int, oc: int, steps: tuple[Matrix, ...], rows: Sequence[int], orders: Sequence[Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None], to: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, outputs: int, kept: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
+        """
+        steps: matrices one after another, `rows` of a token through each; orders: where a step's values lie in what came before; to: where the product's outputs lie in what the last step gave; kept: outputs of the first step, its last, that are added to the last ones of the whole
+        """
+
 HEAD_PAD: int = 16
 
 class LayerCache:

@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "what would run, layer by layer",
     "calibrate": "learn what skipping costs a model and write a plan within a quality budget",
     "accept": "measure what each mode promises, line by line",
+    "heal": "let a pack's weights learn from the dense model again",
 }
 NOTE = "[Defaults] can be set in the environment: RALO_QUANT=int4 is --quant int4."
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ralo import cpu, loader, screen, texts
 from ralo import profile as profiles
@@ -15,14 +17,17 @@ from ralo.errors import RaloError
 from ralo.formats import packed
 from ralo.formats.checkpoint import Checkpoint
 from ralo.lm import LoadOptions
-from ralo.modes import Proc
+from ralo.modes import TT, Proc
 from ralo.neurons import Order, order_of
 from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.plan import read_toml, settings_of
 from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
 from ralo.proc.pack import bits_a_weight, pack_proc
+from ralo.tt.pack import pack_tt
 from ralo.weights import Weights, build
+
+M = TypeVar("M", Proc, TT)
 
 
 @dataclass(frozen=True)
@@ -32,16 +37,15 @@ class PackOptions(LoadOptions):
     output: str = flag("", "directory to write; must not exist", short="-o", metavar="DIR")
     order: str = flag("", "profile by which neurons that win together are put together", metavar="FILE")
     order_block: int = flag(32, "neurons of a block in that order", low=2, high=1024)
-    plan: str = flag("", "TOML file whose [proc] says how, by layer and site too", metavar="FILE")
-    text: str = flag(
-        "", "text (UTF-8) that procedural weights are made for; without one, novels that ship", metavar="FILE"
-    )
+    plan: str = flag("", "TOML file whose [proc] or [tt] says how, by layer and site too", metavar="FILE")
+    text: str = flag("", "text (UTF-8) that weights are made for; without one, novels that ship", metavar="FILE")
     tokens: int = flag(16384, "tokens of it", low=512, high=1 << 20)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, PackOptions)
-    add_flags(parser.add_argument_group("proc (made here, used by run and others)"), Proc, prefix=Proc.name)
+    for mode in (Proc, TT):
+        add_flags(parser.add_argument_group(f"{mode.name} (made here, used by run and others)"), mode, prefix=mode.name)
     add_json(parser)
 
 
@@ -53,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     packed.unfinished(to)  # before the work, not after it
     if packed.is_packed(Path(options.model)):
         raise RaloError(f"{options.model}: is packed already")
-    proc = _proc(args, options)
+    proc, tt = _asked(Proc, args, options), _asked(TT, args, options)
+    if proc and tt:
+        raise RaloError("--proc-sparse and --tt make a pack each: pack twice, and run with --proc-pack and --tt-pack")
     cpu.setup(options.threads)
     ckpt = loader.open_checkpoint(options.model)
     tokenizer = ckpt.tokenizer()  # likewise
@@ -61,9 +67,13 @@ def run(args: argparse.Namespace) -> int:
     with screen.progress("packing weights") as bar:
         cfg, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar, orders)
     said: dict[str, object] = {"path": str(to), "quant": weights.quant}
-    if proc:
+    if proc or tt:
         tokens = tokenizer.encode(read_text(Path(options.text)) if options.text else texts.read("calibration"))
-        said |= _pack_proc(ckpt, cfg, weights, proc, tokens[: options.tokens], to)
+        if len(tokens) < 512:
+            raise RaloError(f"the text has {len(tokens)} tokens; new weights need at least 512, better 16384")
+        tokens = tokens[: options.tokens]
+        said |= _pack_proc(ckpt, cfg, weights, proc, tokens, to) if proc else {}
+        said |= _pack_tt(ckpt, cfg, weights, tt, tokens, to) if tt else {}
     else:
         packed.save(ckpt, weights, to)
     said["bytes"] = sum(f.stat().st_size for f in to.iterdir())
@@ -73,23 +83,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _proc(args: argparse.Namespace, options: PackOptions) -> Proc | None:
-    """The mode that weights are made for, where one is asked for."""
+def _asked(kind: type[M], args: argparse.Namespace, options: PackOptions) -> M | None:
+    """The mode that weights are made for, where it is asked for."""
     path = Path(options.plan) if options.plan else None
-    values = settings_of(Proc, args, read_toml(path) if path else {}, path)
-    mode = Proc(**values) if values else None
+    values = settings_of(kind, args, read_toml(path) if path else {}, path)
+    mode = kind(**values) if values else None
     if mode and mode.pack:
-        raise RaloError("--proc-pack is for running; here -o says where the weights go")
+        raise RaloError(f"--{kind.name}-pack is for running; here -o says where the weights go")
     if mode and mode.enabled and options.order:
-        raise RaloError("--order and --proc-sparse do not go together: weights from seeds have no blocks of neurons")
+        raise RaloError(f"--order and --{kind.about.switch} do not go together: such weights have no blocks of neurons")
     return mode if mode and mode.enabled else None
 
 
 def _pack_proc(
     ckpt: Checkpoint, cfg: ModelConfig, weights: Weights, mode: Proc, tokens: list[int], to: Path
 ) -> dict[str, object]:
-    if len(tokens) < 512:
-        raise RaloError(f"the text has {len(tokens)} tokens; procedural weights need at least 512, better 16384")
     clock = time.monotonic()
     with screen.progress("searching seeds") as bar:
         built = pack_proc(ckpt, cfg, weights, mode, tokens, to, bar)
@@ -99,6 +107,32 @@ def _pack_proc(
     went_on = f", {built.resumed} layers were there already" if built.resumed else ""
     print(f"{to}: {len(made)} matrices at {bits:.2f} bits a weight, {seconds:.0f} s{went_on}")
     return {"bits": bits, "matrices": len(made), "seconds": seconds, "resumed_layers": built.resumed}
+
+
+def _pack_tt(
+    ckpt: Checkpoint, cfg: ModelConfig, weights: Weights, mode: TT, tokens: list[int], to: Path
+) -> dict[str, object]:
+    clock = time.monotonic()
+    with screen.progress("finding factors") as bar:
+        built = pack_tt(ckpt, cfg, weights, mode, tokens, to, bar)
+    seconds, about = time.monotonic() - clock, built.about
+    rows = [
+        [name, f"rank {max(r['ranks'])}", f"{r['gap']:.3f}", f"{r['speedup']:.2f}"]
+        for name, r in about.matrices.items()
+    ]
+    rows += [[name, "dense", "", why] for name, why in about.refused.items()]
+    screen.table(["matrix", "", "gap", "faster, or why not"], sorted(rows, key=_by_layer), str(to))
+    went_on = f", {built.resumed} layers were there already" if built.resumed else ""
+    print(
+        f"{to}: {len(about.matrices)} matrices are factors, {len(about.refused)} stay dense, {seconds:.0f} s{went_on}"
+    )
+    said = {"factored": about.matrices, "refused": about.refused}
+    return {**said, "seconds": seconds, "resumed_layers": built.resumed}
+
+
+def _by_layer(row: Sequence[str]) -> tuple[int, str]:
+    _, layer, place = row[0].split(".")
+    return int(layer), place
 
 
 def _orders(options: PackOptions) -> dict[int, Order]:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,17 @@ from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.mapped import StoredTensor, read_small
 from ralo.formats.strict_json import parse_object
 from ralo.matrix import QUANTS, Matrix, padded
-from ralo.proc.about import About
+from ralo.proc.about import AboutProc
+from ralo.remake.about import About
+from ralo.tt.about import AboutTT
 from ralo.weights import FUSED, HEAD_QUANT, Embedding, LayerWeights, Norm, Weights
 
 if TYPE_CHECKING:
     from ralo.tokenizer import Tokenizer
 
-FORMAT, FORMAT_PROC = 1, 2  # raised when the layout changes; other numbers are refused
+FORMAT = 1  # raised when the layout changes; other numbers are refused
+MADE: dict[int, type[About]] = {2: AboutProc, 3: AboutTT}  # formats of packs with weights that were made for them
+A = TypeVar("A", bound=About)
 INFO, WEIGHTS = "ralo.json", "weights.safetensors"
 LONGEST_INFO = 4_000_000  # bytes
 PLAIN = (".at", ".blocks")  # arrays of whole numbers of 16 bits
@@ -52,7 +56,7 @@ def unfinished(to: Path) -> Path:
     return partial
 
 
-def save(ckpt: Checkpoint, weights: Weights, to: Path, proc: About | None = None) -> None:
+def save(ckpt: Checkpoint, weights: Weights, to: Path, made: About | None = None) -> None:
     """Write a packed directory; it appears under its name only when it is complete."""
     partial = unfinished(to)
     parents = [folder for folder in partial.parents if not os.path.lexists(folder)]  # to be made, innermost first
@@ -61,8 +65,9 @@ def save(ckpt: Checkpoint, weights: Weights, to: Path, proc: About | None = None
         arrays, bf16 = _arrays(weights)
         safetensors.write_file(partial / WEIGHTS, arrays, bf16=bf16)
         info: dict[str, Any] = {"format": FORMAT, "quant": weights.quant, "tensors": len(arrays)}
-        if proc is not None:
-            info |= {"format": FORMAT_PROC, "proc": proc.to_dict()}
+        if made is not None:
+            version = next(number for number, about in MADE.items() if isinstance(made, about))
+            info |= {"format": version, made.kind: made.to_dict()}
         info["config"] = dict(ckpt.config)
         (partial / INFO).write_text(json.dumps(info, indent=1))
         ckpt.tokenizer().save(partial)
@@ -97,11 +102,10 @@ def _arrays(weights: Weights) -> tuple[dict[str, NDArray[Any]], set[str]]:
 def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callable[[], Tokenizer]]:
     """Memory-map a packed directory; `quant` must be auto or what it was packed with."""
     info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
-    if (version := info.int("format", 0, 1 << 30)) not in (FORMAT, FORMAT_PROC):
-        newer = "take a newer ralo, or " if version > FORMAT_PROC else ""
-        raise info.fail(
-            f"is of pack format {version}, this ralo reads {FORMAT} and {FORMAT_PROC}; {newer}pack the model again"
-        )
+    if (version := info.int("format", 0, 1 << 30)) not in (FORMAT, *MADE):
+        newer = "take a newer ralo, or " if version > max(MADE) else ""
+        known = ", ".join(map(str, (FORMAT, *MADE)))
+        raise info.fail(f"is of pack format {version}, this ralo reads {known}; {newer}pack the model again")
     packed_quant = info.one_of("quant", {q: q for q in QUANTS})
     if quant not in ("auto", packed_quant):
         raise RaloError(f"{path}: is packed at {packed_quant}; load the original to run it at {quant}")
@@ -117,31 +121,50 @@ def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callab
     tensors = safetensors.open_file(path / WEIGHTS)
     ckpt = Checkpoint(path, config.values, tensors, tokenizer, path / INFO)
     cfg = arch.find(ckpt).config(Fields(config.values, path / INFO))
-    proc = About.read(info) if version == FORMAT_PROC else None
-    weights = _Reader(path / WEIGHTS, tensors, cfg, packed_quant, proc).weights()
+    made = MADE[version].read(info) if version in MADE else None
+    weights = _Reader(path / WEIGHTS, tensors, cfg, packed_quant, made).weights()
     if len(tensors) != (packed := info.int("tensors", 1, 1 << 30)):  # a bias that is gone would not be missed otherwise
         reason = f"has {len(tensors)} tensors, {packed} were packed; the pack is incomplete: pack the model again"
         raise FormatError(path / WEIGHTS, reason)
     return cfg, weights, tokenizer
 
 
-def about_proc(path: Path) -> About:
-    """What a pack says of its procedural weights."""
+def about(path: Path, kind: type[A]) -> A:
+    """What a pack says of weights of one kind."""
+    make = f"make one with ralo pack --{kind.switch}=on"
     if not is_packed(path):
-        raise RaloError(f"{path}: is not a pack; make one with ralo pack --proc-sparse=on")
+        raise RaloError(f"{path}: is not a pack; {make}")
     info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
-    if info.values.get("proc") is None:
-        raise RaloError(f"{path}: has no procedural weights; make some with ralo pack --proc-sparse=on")
-    return About.read(info)
+    if info.values.get(kind.kind) is None:
+        raise RaloError(f"{path}: has no {kind.words}; {make}")
+    return kind.read(info)
+
+
+def reopened(path: Path) -> tuple[Checkpoint, About | None]:
+    """What a pack can be written again with, other weights given: its config and tokenizer, and what it says of weights
+    that were made for it."""
+    if not is_packed(path):
+        raise RaloError(f"{path}: is not a pack; make one with ralo pack")
+    info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
+    kind = MADE.get(info.int("format", 0, 1 << 30))
+
+    def tokenizer() -> Tokenizer:
+        from ralo.tokenizer import from_directory
+
+        return from_directory(path)
+
+    config = info.sub("config")
+    ckpt = Checkpoint(path, config.values if config else {}, {}, tokenizer, path / INFO)
+    return ckpt, kind.read(info) if kind else None
 
 
 class _Reader:
     """Puts the mapped arrays back together, each checked against the shape that the config promises."""
 
     def __init__(
-        self, path: Path, tensors: Mapping[str, StoredTensor], cfg: ModelConfig, quant: str, proc: About | None
+        self, path: Path, tensors: Mapping[str, StoredTensor], cfg: ModelConfig, quant: str, made: About | None
     ) -> None:
-        self.path, self.tensors, self.cfg, self.quant, self.proc = path, tensors, cfg, quant, proc
+        self.path, self.tensors, self.cfg, self.quant, self.made = path, tensors, cfg, quant, made
 
     def weights(self) -> Weights:
         top = top_shapes(self.cfg)
@@ -183,8 +206,8 @@ class _Reader:
         parts, ic = {s: shape[0] for s, shape in sites.items()}, next(iter(sites.values()))[1]
         oc = sum(padded(n) for n in parts.values())
         bias = self.array(f"{name}.bias", (oc,), ("f32",)) if f"{name}.bias" in self.tensors else None
-        if self.proc and name in self.proc.digests:
-            return self.proc.matrix(self.path, name, ic, parts, bias, self.stored)
+        if self.made and name in self.made.matrices:
+            return self.made.matrix(self.path, name, ic, parts, bias, self.stored)
         groups = _core.groups(quant, oc)
         return Matrix(
             quant,

@@ -16,6 +16,7 @@ from ralo.matrix import QUANTS, Matrix
 from ralo.options import nearest
 from ralo.pace import Pace
 from ralo.profile import Profile
+from ralo.tt.matrix import FactoredMatrix
 from ralo.weights import PLACES, LayerWeights
 
 MOST_LAYERS = 1 << 16  # of any model; a longer range is a slip of the pen
@@ -70,6 +71,10 @@ class LayerView:
     def has_rows(self) -> bool:
         """Whether the MLP's weights can be read neuron by neuron."""
         return self.weights.up.quant in QUANTS
+
+    def has_channels(self, place: str) -> bool:
+        """Whether channels that are not computed are not read."""
+        return not isinstance(getattr(self.weights, place), FactoredMatrix)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Event(Mode):
         assert self.prepared
         for place in TARGETS[self.target]:
             settings = self.at(view.index, place)
-            if settings.enabled and (view.index, place) in self.prepared.shares[-1]:
+            if settings.enabled and view.has_channels(place) and (view.index, place) in self.prepared.shares[-1]:
                 settings._put_input(view, slots, place)
         attention = self.at(view.index, "o")
         if attention.enabled and self.target != "mlp" and attention.hold > 1 and slots.attend is None:

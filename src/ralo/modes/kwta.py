@@ -92,7 +92,7 @@ class KWTA(Mode):
     def build(self, view: LayerView, slots: LayerSlots) -> None:
         for place in TARGETS[self.target]:
             settings = self.at(view.index, place)
-            if not settings.enabled:
+            if not settings.enabled or not view.has_channels(place):
                 continue
             if place == "up" and settings._gate_first(view) and slots.mlp is None:
                 settings._put_neurons(view, slots)

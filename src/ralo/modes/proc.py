@@ -9,29 +9,30 @@ quality is fixed when it is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeGuard
 
 from ralo import _core
-from ralo.errors import RaloError
-from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView, Mode
+from ralo.matrix import Matrix
+from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView
+from ralo.modes.made import MadeMode
 from ralo.options import flag
-from ralo.proc.about import Made
+from ralo.proc.about import AboutProc, Made
 from ralo.proc.generator import GENERATORS
 from ralo.proc.hashed import HashedMatrix
 from ralo.proc.matrix import ProcMatrix
-from ralo.weights import LayerWeights
-
-FIXED = ("bits", "deltas", "generator", "fanout", "block", "base_scale", "form")  # when a model is packed
+from ralo.remake.about import About
 
 
 @dataclass(frozen=True)
-class Proc(Mode):
+class Proc(MadeMode):
     """Procedural weights: rebuilt from seeds while they are multiplied. Made by ralo pack."""
 
     name: ClassVar[str] = "proc"
+    about: ClassVar[type[About]] = AboutProc
+    matrices: ClassVar[tuple[type[Matrix], ...]] = (ProcMatrix, HashedMatrix)
+    fixed: ClassVar[tuple[str, ...]] = ("bits", "deltas", "generator", "fanout", "block", "base_scale", "form")
     metrics: ClassVar[Mapping[str, str]] = {
         "fanout_effective": "deltas (form=seed: blocks) that a channel has on average",
         "trims": "deltas shed because of eps or the watermark",
@@ -53,11 +54,7 @@ class Proc(Mode):
     block: str = flag("32", "form=seed: outputs of a block", choices=("8", "16", "32"))
     base_scale: float = flag(0.05, "form=seed: scale of the hash", low=0, high=1e9)
     form: str = flag("best", "best, or seed: the document's formula, to compare", choices=("best", "seed"))
-    loaded: tuple[Mapping[str, tuple[Made, int]], ...] | None = None  # by `prepare`: per layer and place, trims
-
-    @property
-    def enabled(self) -> bool:
-        return self.on == "on"
+    trims: tuple[Mapping[str, int], ...] | None = None  # by `prepare`: per layer and place
 
     @property
     def partition(self) -> int:
@@ -69,44 +66,20 @@ class Proc(Mode):
 
     def prepare(self, views: list[LayerView]) -> Proc:
         """Opens the pack and sheds what is to be shed."""
-        layers = self._opened(views) if self.pack else [view.weights for view in views]
-        made_at = [
-            {p: m for p in TARGETS[self.target] if isinstance(m := getattr(layer, p), ProcMatrix | HashedMatrix)}
-            for layer in layers
+        ready = super().prepare(views)
+        assert isinstance(ready, Proc) and ready.loaded is not None
+        shed = [
+            {p: m.shed(s.shed_eps, s.watermark) for p, m in made.items() if (s := self.at(i, p)) and _is_made(m)}
+            for i, made in enumerate(ready.loaded)
         ]
-        if not any(made_at) and not self.pack:
-            made = "ralo pack -m MODEL --proc-sparse=on -o DIR"
-            raise RaloError(f"--proc-sparse needs weights that were made for it: {made}, then --proc-pack DIR")
-        if not any(made_at):
-            raise RaloError(f"{self.pack}: has no procedural weights for --proc-target={self.target}")
-        loaded = [
-            {p: m.shed(s.shed_eps, s.watermark) for p, m in made.items() if (s := self.at(i, p)).enabled}
-            for i, made in enumerate(made_at)
-        ]
-        return replace(self, loaded=tuple(loaded))
-
-    def _opened(self, views: list[LayerView]) -> Sequence[LayerWeights]:
-        """The layers of the pack, which must be one of this model, made as these settings say."""
-        from ralo.formats import packed
-
-        about = packed.about_proc(Path(self.pack))
-        if about.model != views[0].model:
-            raise RaloError(f"{self.pack}: is the pack of another model")
-        for name in FIXED:
-            asked, made = getattr(self, name), about.settings.get(name)
-            if asked not in (made, getattr(type(self), name)):
-                flag_name = f"--proc-{name.replace('_', '-')}"
-                raise RaloError(f"{self.pack}: was made with {flag_name}={made}, not {asked}: pack the model again")
-        return packed.open_directory(Path(self.pack), "auto")[1].layers
-
-    def weights(self, view: LayerView) -> LayerWeights:
-        assert self.loaded is not None
-        return view.weights.using({place: matrix for place, (matrix, _) in self.loaded[view.index].items()})
+        loaded = tuple({p: m for p, (m, _) in made.items()} for made in shed)
+        return replace(ready, loaded=loaded, trims=tuple({p: n for p, (_, n) in made.items()} for made in shed))
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
-        assert self.loaded is not None
-        for place, (matrix, trims) in self.loaded[view.index].items():
-            slot = ProcSlot(matrix, trims)
+        assert self.loaded is not None and self.trims is not None
+        for place, matrix in self.loaded[view.index].items():
+            assert _is_made(matrix)
+            slot = ProcSlot(matrix, self.trims[view.index][place])
             units = "deltas" if isinstance(matrix, ProcMatrix) else "blocks"
             what = f"{matrix.bits:.2f} bits a weight, {matrix.fanout:.1f} {units} a channel"
             slots.put(f"{place}_weights", slot, self.name, what, matrix.nbytes)
@@ -144,3 +117,7 @@ class ProcSlot(_core.WeightSlot):
     def __init__(self, matrix: Made, trims: int) -> None:
         super().__init__(matrix.core)
         self.matrix, self.trims = matrix, trims
+
+
+def _is_made(matrix: Matrix) -> TypeGuard[Made]:
+    return isinstance(matrix, Proc.matrices)

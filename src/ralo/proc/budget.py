@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ralo import _core, arch
 from ralo.config import ModelConfig
 from ralo.formats.checkpoint import Checkpoint
 from ralo.matrix import F32, Matrix
-from ralo.model import Model
 from ralo.proc.generator import MOST, bits_of
-from ralo.quality import divergence, log_probs, scores
+from ralo.remake.felt import Key, felt
 from ralo.weights import FUSED, Weights
 
-Key = tuple[int, str]
 ROUGH = "int4"  # the precision whose error is felt out
-TOKENS = 1024
 
 
 def sensitivity(
@@ -30,17 +24,13 @@ def sensitivity(
     tick: Callable[[], None],
 ) -> dict[Key, float]:
     """KL from the model as it is with one place of one layer at a rougher precision."""
-    text, ctx = tokens[: TOKENS + 1], min(TOKENS, cfg.max_context)
-    before = [log_probs(s) for _, _, s in scores(Model(cfg, weights), text, ctx, "f16")]
-    out = {}
-    for i, place in places:
-        layers = list(weights.layers)
-        layers[i] = layers[i].using({place: _rough(ckpt, cfg, i, place, getattr(layers[i], place).bias)})
-        after = scores(Model(cfg, replace(weights, layers=tuple(layers))), text, ctx, "f16")
-        both = zip(before, after, strict=True)
-        out[i, place] = float(np.mean([divergence(b, log_probs(s)).mean() for b, (_, _, s) in both]))
-        tick()
-    return out
+
+    def trials() -> Iterator[tuple[Key, Matrix]]:
+        for i, place in places:
+            yield (i, place), _rough(ckpt, cfg, i, place, getattr(weights.layers[i], place).bias)
+            tick()
+
+    return felt(cfg, weights, trials(), tokens)
 
 
 def _rough(ckpt: Checkpoint, cfg: ModelConfig, layer: int, place: str, bias: F32 | None) -> Matrix:
@@ -52,7 +42,7 @@ def _rough(ckpt: Checkpoint, cfg: ModelConfig, layer: int, place: str, bias: F32
     return Matrix(ROUGH, m.ic, m.parts, m.data, m.scales, bias)
 
 
-def allotted(bits: float, felt: Mapping[Key, float], shapes: Mapping[Key, tuple[int, int]]) -> dict[Key, int]:
+def allotted(bits: float, loss: Mapping[Key, float], shapes: Mapping[Key, tuple[int, int]]) -> dict[Key, int]:
     """Columns of every place (its shape is ic, oc), so that `bits` a weight are kept to on average.
 
     An error falls by half with every half bit, so what a column is worth there is known beforehand: one by one they go
@@ -68,7 +58,7 @@ def allotted(bits: float, felt: Mapping[Key, float], shapes: Mapping[Key, tuple[
     def worth(key: Key) -> float:
         oc = shapes[key][1]
         now, then = (2.0 ** (-2 * bits_of(columns[key] + more, oc)) for more in (0, 1))
-        return float(felt[key] * (now - then) / price(key))
+        return float(loss[key] * (now - then) / price(key))
 
     left -= sum(columns[key] * price(key) for key in columns)
     while open_ones := [k for k in columns if columns[k] < blocks[k] and price(k) <= left]:

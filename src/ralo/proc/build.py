@@ -1,41 +1,25 @@
-"""Builds procedural weights layer by layer: the inputs that a text gives, seeds for them, and on to the next.
-
-Every layer is built on what the layers before it really give, seeds included, so that errors are made up for and not
-only added up. In memory are one layer's weights, its inputs' second moments, and the hidden states of the text.
-"""
+"""Builds one matrix of procedural weights: seeds, what they miss made up for by later channels, and deltas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.formats.tensor import Tensor
-from ralo.matrix import U16, Matrix, padded
-from ralo.proc.compensate import compensated
+from ralo.matrix import U16
 from ralo.proc.generator import SIGMA, tables
 from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
-from ralo.proc.windows import Windows
-from ralo.weights import FUSED, LayerWeights
+from ralo.remake.compensate import compensated
+from ralo.remake.layer import joined
+from ralo.weights import FUSED
 
 F32 = NDArray[np.float32]
-M = TypeVar("M", bound=Matrix)
 F64 = NDArray[np.float64]
 SAMPLE = 48  # channels that the bound of deltas is taken from
-
-
-def moments_of(inputs: Iterator[F32]) -> F64:
-    """Sum of x x^T over all tokens."""
-    total: F64 | None = None
-    for x in inputs:
-        square = (x.T @ x).astype(np.float64)
-        total = square if total is None else total + square
-    assert total is not None
-    return total
 
 
 @dataclass(frozen=True)
@@ -87,21 +71,6 @@ def build_matrix(
     return matrix.shed(recipe.eps, recipe.watermark)[0], _lost(original, rebuilt, moments)
 
 
-def joined(found: Mapping[str, Tensor], parts: Mapping[str, int]) -> tuple[F32, F32 | None]:
-    """The weights (ic, oc) of all parts, each padded, and their bias."""
-    oc = sum(padded(n) for n in parts.values())
-    ic = next(found[s] for s in parts).shape[1]
-    weights, at = np.zeros((ic, oc), np.float32), 0
-    bias = np.zeros(oc, np.float32) if any(f"{s}_bias" in found for s in parts) else None
-    for site, n in parts.items():
-        weights[:, at : at + n] = found[site].rows(0, n).T
-        found[site].release()
-        if bias is not None and f"{site}_bias" in found:
-            bias[at : at + n] = found[f"{site}_bias"].rows(0, n).reshape(-1)
-        at += padded(n)
-    return weights, bias
-
-
 class _Collected:
     """Deltas of the weights that are furthest off, channel by channel."""
 
@@ -130,26 +99,3 @@ def _lost(original: F32, rebuilt: F32, moments: F64 | None) -> float:
     weigh = moments.astype(np.float32)
     wrong, right = float((error * (weigh @ error)).sum()), float((original * (weigh @ original)).sum())
     return wrong / max(1e-30, right)
-
-
-def build_layer(
-    dense: LayerWeights, index: int, windows: Windows, makers: Mapping[str, Callable[[Iterator[F32]], M]]
-) -> dict[str, M]:
-    """The matrices of one layer's places that have a maker, each made from the inputs that come there; the windows
-    move on through what was made."""
-    made: dict[str, M] = {}
-    layer = dense
-
-    def place(name: str, inputs: Iterator[F32]) -> None:
-        nonlocal layer
-        if name in makers:
-            made[name] = makers[name](inputs)
-            layer = layer.using(made)
-
-    place("qkv", windows.normed(layer, "attn_norm"))
-    place("o", windows.attended(layer, index))
-    windows.attend(layer, index)
-    place("up", windows.normed(layer, "mlp_norm"))
-    place("down", windows.neurons(layer))
-    windows.finish(layer)
-    return made

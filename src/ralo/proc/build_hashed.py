@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ralo.errors import RaloError
 from ralo.formats.tensor import Tensor
 from ralo.matrix import F32, padded
-from ralo.proc.build import joined
 from ralo.proc.generator import splitmix64
 from ralo.proc.hashed import BOOL, Hashed, HashedMatrix, packed
 from ralo.proc.matrix import bf16_words
+from ralo.remake.layer import joined
 from ralo.weights import FUSED
 
 I64 = NDArray[np.int64]

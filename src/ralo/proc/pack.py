@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ralo import arch
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
 from ralo.formats import packed
 from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.tensor import Tensor
 from ralo.modes.base import TARGETS
+from ralo.modes.made import packed_settings
 from ralo.modes.proc import Proc
-from ralo.options import fields
-from ralo.proc.about import About, Made
+from ralo.proc.about import AboutProc, Made
 from ralo.proc.budget import allotted, sensitivity
-from ralo.proc.build import F32, Recipe, build_layer, build_matrix, moments_of
+from ralo.proc.build import F32, Recipe, build_matrix
 from ralo.proc.build_hashed import build_hashed
-from ralo.proc.parts import Parts
-from ralo.proc.windows import Windows
 from ralo.profile import fingerprint
+from ralo.remake.layer import moments_of
+from ralo.remake.model import Maker, Remade, remake, text_of
+from ralo.remake.parts import Parts
+from ralo.remake.windows import Windows
 from ralo.weights import Weights
 
 FELT_STEPS = 4  # of the progress shown, what feeling out the places takes
-WINDOW = 512  # tokens that see each other while the text goes through
 BY_LAYER = ("on", "deltas", "generator", "watermark", "shed_eps", "fanout")  # may differ from layer to layer
-NOT_BUILT = ("on", "pack")  # settings that do not change what is built
 
 
 @dataclass(frozen=True)
 class Built:
     weights: Weights
-    about: About
+    about: AboutProc
     resumed: int  # layers that were there already
 
 
@@ -50,14 +47,11 @@ def build_proc(
 ) -> tuple[Built, Parts]:
     """The weights with procedural ones at the mode's places, and the parts on disk, which go once they are packed."""
     check_overrides(mode)
-    settings: dict[str, Any] = {f.name: getattr(mode, f.name) for f in fields(Proc) if f.name not in NOT_BUILT}
+    settings = packed_settings(mode)
     model, places = fingerprint(weights), TARGETS[mode.target]
-    width = min(WINDOW, cfg.max_context)
-    windows = Windows(cfg, weights, [tokens[i : i + width] for i in range(0, len(tokens), width)])
-    source = {"where": repr(mode.where), "model": model, "quant": weights.quant, "text": hash_of(tokens)}
-    parts = Parts(to, settings | source)
-    family, layers, resumed = arch.find(ckpt), [], 0
-    digests: dict[str, str] = {}
+    windows = Windows.of(cfg, weights, tokens)
+    source = {"where": repr(mode.where), "model": model, "quant": weights.quant, "text": text_of(tokens)}
+    parts = Parts(to, settings | source, AboutProc)
     steps, done = FELT_STEPS + cfg.n_layers * len(places), 0.0
 
     def tick(more: float = 1.0) -> None:
@@ -68,19 +62,12 @@ def build_proc(
 
     columns = parts.budget(lambda: _columns(ckpt, cfg, weights, mode, tokens, tick))
 
-    for i, layer in enumerate(weights.layers):
-        at = {p: mode.at(i, p) for p in places if (i, p) in columns}
-        shapes = {p: (getattr(layer, p).ic, getattr(layer, p).parts) for p in at}
-        found, known = family.layer(ckpt, cfg, i), parts.finished(i, shapes)
-        makers = {p: _maker(found, p, m, columns[i, p], known.get(p), tick) for p, m in at.items()}
-        made = build_layer(layer, i, windows, makers)
-        if not known and made:
-            parts.keep(i, made)
-        resumed += bool(known)
-        layers.append(layer.using(made))
-        digests |= {f"layers.{i}.{place}": m.digest() for place, m in made.items()}
-    about = About(model, settings, digests)
-    return Built(replace(weights, layers=tuple(layers)), about, resumed), parts
+    def makers(i: int, found: Mapping[str, Tensor]) -> dict[str, Maker[Made]]:
+        return {p: _maker(found, p, mode.at(i, p), columns[i, p], tick) for p in places if (i, p) in columns}
+
+    remade: Remade[Made] = remake(ckpt, cfg, weights, windows, parts, makers, tick)
+    about = AboutProc(model, settings, {name: AboutProc.record(m) for name, m in remade.matrices.items()})
+    return Built(remade.weights, about, remade.resumed), parts
 
 
 def pack_proc(
@@ -129,16 +116,12 @@ def _columns(
     return allotted(mode.bits, felt, shapes)
 
 
-def _maker(
-    found: Mapping[str, Tensor], place: str, mode: Proc, columns: int, known: Made | None, tick: Callable[[], None]
-) -> Callable[[Iterator[F32]], Made]:
-    """Makes one matrix, or takes the one that is known."""
+def _maker(found: Mapping[str, Tensor], place: str, mode: Proc, columns: int, tick: Callable[[], None]) -> Maker[Made]:
+    """Makes one matrix."""
 
     def make(inputs: Iterator[F32]) -> Made:
         made: Made
-        if known is not None:
-            made = known
-        elif mode.form == "seed":
+        if mode.form == "seed":
             settings = (mode.fanout, int(mode.block), mode.base_scale, mode.shed_eps, mode.watermark)
             made, _ = build_hashed(found, place, *settings)
         else:
@@ -148,7 +131,3 @@ def _maker(
         return made
 
     return make
-
-
-def hash_of(tokens: Sequence[int]) -> str:
-    return hashlib.blake2b(b",".join(b"%d" % t for t in tokens), digest_size=8).hexdigest()

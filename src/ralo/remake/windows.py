@@ -16,6 +16,7 @@ from ralo.sequence import Sequence as TextState
 from ralo.weights import LayerWeights, Weights
 
 F32 = NDArray[np.float32]
+WINDOW = 512  # tokens that see each other
 
 
 class Windows:
@@ -27,6 +28,12 @@ class Windows:
         self.rope = RopeTable(cfg.rope) if cfg.rope else None
         self.text = TextState.empty(cfg, "f32")  # of whichever window is attended to
         self.text.reserve(max(len(x) for x in self.hidden))
+
+    @classmethod
+    def of(cls, cfg: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Windows:
+        """Of a text that is cut into windows one after another."""
+        width = min(WINDOW, cfg.max_context)
+        return cls(cfg, weights, [tokens[i : i + width] for i in range(0, len(tokens), width)])
 
     def _embedded(self, weights: Weights, tokens: Sequence[int]) -> F32:
         x = np.zeros((len(tokens), padded(self.cfg.d_model)), np.float32)

@@ -1,0 +1,62 @@
+"""A training that was stopped goes on where it was: its state in a folder beside what it is to become."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ralo.errors import RaloError
+
+SETTINGS, STATE = "settings.json", "state.pt"
+
+
+class Checkpoint:
+    """A folder that belongs to one training, told by its settings; whoever asked for the result removes it."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        said = json.dumps(dict(settings), indent=1, sort_keys=True)
+        try:
+            known = (folder / SETTINGS).read_text() if folder.exists() else None
+            if known is None:
+                folder.mkdir(parents=True)
+                (folder / SETTINGS).write_text(said)
+        except OSError as error:
+            raise RaloError(f"{folder}: {error.strerror or error}") from error
+        if known is not None and known != said:
+            differ = _differ(known, settings)
+            raise RaloError(f"{folder}: is of a healing with other settings ({differ}); use those, or remove it")
+
+    def load(self) -> dict[str, Any] | None:
+        """The state that was saved last, or None."""
+        path = self.folder / STATE
+        if not path.is_file():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return state
+        except Exception as error:  # whatever a damaged file makes torch raise
+            raise RaloError(f"{path}: is damaged; remove {self.folder} and heal again") from error
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """It appears under its name only when it is complete."""
+        partial = self.folder / f"{STATE}.partial"
+        try:
+            torch.save(dict(state), partial)
+            os.replace(partial, self.folder / STATE)
+        except (OSError, RuntimeError) as error:
+            raise RaloError(f"{self.folder}: cannot be written: {error}") from error
+
+
+def _differ(known: str, settings: Mapping[str, Any]) -> str:
+    try:
+        before = json.loads(known)
+        names = [k for k in settings if before.get(k) != settings[k]]
+        return ", ".join(f"{k} was {before.get(k)!r:.40}" for k in names) or "of another kind"
+    except (ValueError, AttributeError):
+        return "unreadable"

@@ -1,0 +1,1 @@
+"""Factors: weights as products of smaller ones, how they are found, and how they are kept."""

@@ -1,0 +1,36 @@
+"""Whether factors are faster than the weights they replace, on this machine, read from memory as in decoding."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ralo.matrix import Matrix
+from ralo.tt.matrix import FactoredMatrix
+
+ROUNDS = 9
+OUT_OF_CACHE = 64 << 20  # bytes: of copies that are run one after another, so that each comes from memory
+
+
+def speedup(made: FactoredMatrix, dense: Matrix) -> float:
+    """Of one token, the best of some rounds in turns: what else the machine does only ever slows them down."""
+    count = 2 + OUT_OF_CACHE // max(1, made.nbytes)
+    both = [[_copy(m) for _ in range(count)] for m in (dense, made)]
+    x, y = np.ones((1, dense.ic), np.float32), np.zeros((1, dense.oc), np.float32)
+    best = [float("inf")] * 2
+    for _ in range(ROUNDS):
+        for i, matrices in enumerate(both):
+            clock = time.perf_counter()
+            for matrix in matrices:
+                matrix.core.apply(x, y)
+            best[i] = min(best[i], time.perf_counter() - clock)
+    return best[0] / best[1]
+
+
+def _copy(matrix: Matrix) -> Matrix:
+    if isinstance(matrix, FactoredMatrix):
+        steps = [_copy(step) for step in matrix.steps]
+        return FactoredMatrix(matrix.ic, matrix.parts, matrix.train, steps, matrix.bias)
+    scales = None if matrix.scales is None else matrix.scales.copy()
+    return Matrix(matrix.quant, matrix.ic, matrix.parts, matrix.data.copy(), scales, matrix.bias)
