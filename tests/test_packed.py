@@ -107,7 +107,10 @@ def test_another_precision_than_packed(folder: Path, quant: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"format": 99}, "is of pack format 99, this ralo reads 1 and 2; take a newer ralo, or pack the model again"),
+        (
+            {"format": 99},
+            "is of pack format 99, this ralo reads 1, 2 and 3; take a newer ralo, or pack the model again",
+        ),
         ({"format": "1"}, "'format' must be a whole number"),
         ({"quant": "int2"}, "'quant' is 'int2'; supported"),
         ({"config": None}, "'config' is missing"),

@@ -9,7 +9,7 @@ import pytest
 
 from ralo.errors import RaloError
 from ralo.guard import GuardOptions
-from ralo.modes import KWTA, MODES, Event, Proc, StatePack
+from ralo.modes import KWTA, MODES, TT, Event, Proc, StatePack
 from ralo.modes.base import Override
 from ralo.options import Parser, fields, flag_name
 from ralo.plan import Setup, add_mode_flags, read_setup, read_toml, write_toml
@@ -23,6 +23,10 @@ OTHER = {
     Proc: {
         "on": "off", "pack": "somewhere", "target": "both", "bits": 3.0, "deltas": 0.01, "generator": "hash",
         "watermark": 7, "shed_eps": 0.5, "fanout": 8, "block": "16", "base_scale": 0.0, "form": "seed",
+    },
+    TT: {
+        "on": "off", "pack": "somewhere", "target": "mlp", "share": 0.5, "rank": 8, "maxvol_k": 16, "gap": 0.1,
+        "rest": "on", "cores": 3, "form": "seed",
     },
     StatePack: {
         "on": "none", "target": "kv", "eps": "0.5", "popcnt": "kernighan", "rho": 0.3, "keys": 0.1, "p": 0.9,
@@ -136,7 +140,7 @@ every = 9
     [
         (
             "[kwtaa]\nk = 0.5",
-            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, state-pack, kwta, event, guard, profile, about)",
+            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, tt, state-pack, kwta, event, guard, profile, about)",
         ),
         ("[kwta]\ndutty = 2", "[kwta] has no key 'dutty'; did you mean duty? (keys: on, k,"),
         ("[kwta]\nk = 2", "[kwta] k must be a number from 0.01 to 1, got '2'"),

@@ -2,7 +2,7 @@
 
 from ralo.errors import FormatError, RaloError
 from ralo.lm import LM, Generation, load
-from ralo.modes import KWTA, Event, Proc, StatePack
+from ralo.modes import KWTA, TT, Event, Proc, StatePack
 from ralo.quality import Quality
 from ralo.sampling import Sampling
 
@@ -10,6 +10,7 @@ __version__ = "0.2.0"
 __all__ = [
     "KWTA",
     "LM",
+    "TT",
     "Event",
     "FormatError",
     "Generation",

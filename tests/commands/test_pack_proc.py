@@ -13,7 +13,7 @@ from commandline import last_line, ralo, refused
 from ralo.cli import main
 from ralo.lm import load
 from ralo.modes import Proc
-from ralo.proc import pack as proc_pack
+from ralo.remake import model as remake_model
 
 RUN = ("-p", "the house", "-n", 12, "--temperature", 0, "--json")
 
@@ -83,7 +83,7 @@ def test_explain_a_pack_over_its_model(proc_model: Path, proc_made: Path, capsys
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, flags: list[str], to: Path, at: int = 1) -> int:
     """A build that is stopped when it comes to that layer."""
-    build_layer = proc_pack.build_layer
+    build_layer = remake_model.build_layer
 
     def stop(dense: Any, index: int, *rest: Any) -> Any:
         if index == at:
@@ -91,7 +91,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, flags: list[str], to: Path, at:
         return build_layer(dense, index, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(proc_pack, "build_layer", stop)
+        patch.setattr(remake_model, "build_layer", stop)
         return main(["pack", *flags, "-o", str(to)])
 
 

@@ -97,8 +97,8 @@ def test_arrays_that_cannot_be(part: str, how: Any, line: str, copy: Path, capsy
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"format": 3}, "is of pack format 3, this ralo reads 1 and 2; take a newer ralo, or pack the model again"),
-        ({"format": 0}, "is of pack format 0, this ralo reads 1 and 2; pack the model again"),
+        ({"format": 4}, "is of pack format 4, this ralo reads 1, 2 and 3; take a newer ralo, or pack the model again"),
+        ({"format": 0}, "is of pack format 0, this ralo reads 1, 2 and 3; pack the model again"),
         ({"proc": None}, "'proc' is missing: pack the model again"),
         ({"proc": {"model": 1}}, "'proc' is not what ralo writes: pack the model again"),
         ({"proc": 7}, "proc"),
@@ -114,8 +114,8 @@ def test_what_the_pack_says_of_itself(
 
 
 def test_a_newer_pack_over_its_model(copy: Path, proc_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told(copy, format=3)
-    assert "is of pack format 3" in refused(capsys, "run", "-m", proc_model, "--proc-pack", copy, "-p", "the")
+    told(copy, format=4)
+    assert "is of pack format 4" in refused(capsys, "run", "-m", proc_model, "--proc-pack", copy, "-p", "the")
 
 
 def test_a_pack_of_another_model(proc_made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_settings_that_do_not_go(
         assert wrong[0] in refused(capsys, "pack", *proc_flags, *wrong, "-o", to)
     (tmp_path / "short.txt").write_text("the house")
     line = refused(capsys, "pack", *proc_flags, "--text", tmp_path / "short.txt", "-o", to)
-    assert "procedural weights need at least 512, better 16384" in line
+    assert "new weights need at least 512, better 16384" in line
     assert sorted(f.name for f in tmp_path.iterdir()) == ["short.txt"]
 
 

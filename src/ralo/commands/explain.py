@@ -75,7 +75,9 @@ def runs(lm: LM, layer: str, matrix: str) -> str:
     """What stands in the slots of a matrix: its own, and those of the half of the layer that it belongs to."""
     taken = lm.model.slots[int(layer)].taken if layer else {}
     names = [name for name in (f"{matrix}_weights", matrix, HALVES.get(matrix, "")) if name in taken]
-    return "; ".join(f"{taken[name].mode}: {taken[name].runs}" for name in names) or "dense"
+    said = [f"{taken[name].mode}: {taken[name].runs}" for name in names]
+    left = lm.model.slots[int(layer)].left.get(f"{matrix}_weights") if layer else None
+    return "; ".join([*said, *([f"dense: {left}"] if left else [])]) or "dense"
 
 
 def cache_bytes(lm: LM) -> int:

@@ -104,7 +104,7 @@ def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callab
     info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
     if (version := info.int("format", 0, 1 << 30)) not in (FORMAT, *MADE):
         newer = "take a newer ralo, or " if version > max(MADE) else ""
-        known = ", ".join(map(str, (FORMAT, *MADE)))
+        known = " and ".join(", ".join(map(str, (FORMAT, *MADE))).rsplit(", ", 1))
         raise info.fail(f"is of pack format {version}, this ralo reads {known}; {newer}pack the model again")
     packed_quant = info.one_of("quant", {q: q for q in QUANTS})
     if quant not in ("auto", packed_quant):
@@ -131,12 +131,12 @@ def open_directory(path: Path, quant: str) -> tuple[ModelConfig, Weights, Callab
 
 def about(path: Path, kind: type[A]) -> A:
     """What a pack says of weights of one kind."""
-    make = f"make one with ralo pack --{kind.switch}=on"
+    make = f"with ralo pack --{kind.switch}=on"
     if not is_packed(path):
-        raise RaloError(f"{path}: is not a pack; {make}")
+        raise RaloError(f"{path}: is not a pack; make one {make}")
     info = Fields(parse_object(read_small(path / INFO, LONGEST_INFO), path / INFO), path / INFO)
     if info.values.get(kind.kind) is None:
-        raise RaloError(f"{path}: has no {kind.words}; {make}")
+        raise RaloError(f"{path}: has no {kind.words}; make some {make}")
     return kind.read(info)
 
 

@@ -36,9 +36,10 @@ class MadeMode(Mode):
 
     def prepare(self, views: list[LayerView]) -> Mode:
         """Opens the pack, or takes such weights as the model itself has."""
-        layers, target = self._opened(views) if self.pack else ([view.weights for view in views], self.target)
+        layers = self._opened(views) if self.pack else [view.weights for view in views]
         made_at = [
-            {p: m for p in TARGETS[target] if isinstance(m := getattr(layer, p), self.matrices)} for layer in layers
+            {p: m for p in TARGETS[self.target] if isinstance(m := getattr(layer, p), self.matrices)}
+            for layer in layers
         ]
         switch = self.about.switch
         if not any(made_at) and not self.pack:
@@ -49,12 +50,18 @@ class MadeMode(Mode):
         on = [{p: m for p, m in made.items() if self.at(i, p).enabled} for i, made in enumerate(made_at)]
         return replace(self, loaded=tuple(on))
 
-    def _opened(self, views: list[LayerView]) -> tuple[Sequence[LayerWeights], str]:
-        """The layers of the pack, which must be one of this model, made as these settings say; and where it is used:
-        where it was made for, unless something else is asked for."""
+    def said(self) -> About | None:
+        """What the pack says of itself, where one is given."""
         from ralo.formats import packed
 
-        about = packed.about(Path(self.pack), self.about)
+        return packed.about(Path(self.pack), self.about) if self.pack else None
+
+    def _opened(self, views: list[LayerView]) -> Sequence[LayerWeights]:
+        """The layers of the pack, which must be one of this model, made as these settings say."""
+        from ralo.formats import packed
+
+        about = self.said()
+        assert about is not None
         if about.model != views[0].model:
             raise RaloError(f"{self.pack}: is the pack of another model")
         defaults = {f.name: f.default for f in fields(type(self))}
@@ -63,8 +70,7 @@ class MadeMode(Mode):
             if asked not in (made, defaults[name]):
                 flag_name = f"--{self.name}-{name.replace('_', '-')}"
                 raise RaloError(f"{self.pack}: was made with {flag_name}={made}, not {asked}: pack the model again")
-        target = str(about.settings.get("target")) if self.target == defaults["target"] else self.target
-        return packed.open_directory(Path(self.pack), "auto")[1].layers, target
+        return packed.open_directory(Path(self.pack), "auto")[1].layers
 
     def weights(self, view: LayerView) -> LayerWeights:
         assert self.loaded is not None

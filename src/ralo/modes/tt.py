@@ -9,12 +9,12 @@ attention's output; the other matrices of a language model are nearly of full ra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from ralo import _core
 from ralo.matrix import Matrix
-from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView
+from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView, Mode
 from ralo.modes.made import MadeMode
 from ralo.options import flag
 from ralo.remake.about import About
@@ -43,7 +43,7 @@ class TT(MadeMode):
 
     on: str = flag("on", "factors", choices=SWITCH, name="tt")
     pack: str = flag("", "pack whose factors stand in for the model's weights (ralo pack --tt=on)", metavar="DIR")
-    target: str = flag("attn", "where", choices=tuple(TARGETS))
+    target: str = flag("both", "where", choices=tuple(TARGETS))
     share: float = flag(0.7, "form=best: share of the weights that is left, shared out by what is felt", low=0, high=1)
     rank: int = flag(
         0, "rank to start from; 0 = what the share gives, 64 beside a rest, 4 of a train", low=0, high=1 << 16
@@ -54,12 +54,23 @@ class TT(MadeMode):
     cores: int = flag(2, "of a train", low=2, high=4)
     form: str = flag("best", "best, svd: a train by singular values, or seed: the document's, by cross", choices=FORMS)
 
+    refused: Mapping[str, str] | None = None  # by `prepare`: places that keep their weights, and why
+
     @classmethod
     def off(cls) -> Self:
         return cls(on="off")
 
+    def prepare(self, views: list[LayerView]) -> Mode:
+        said = self.said()
+        ready = super().prepare(views)
+        assert isinstance(ready, TT)
+        return replace(ready, refused=said.refused if isinstance(said, AboutTT) else None)
+
     def build(self, view: LayerView, slots: LayerSlots) -> None:
         assert self.loaded is not None
+        for place in TARGETS[self.target]:
+            if why := (self.refused or {}).get(f"layers.{view.index}.{place}"):
+                slots.left[f"{place}_weights"] = f"tt {why}"
         for place, matrix in self.loaded[view.index].items():
             assert isinstance(matrix, FactoredMatrix)
             what = f"rank {matrix.rank}" + (" and a rest" if matrix.rest else "")
