@@ -82,6 +82,7 @@ bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, si
 struct Int4Column {
   using Row = Int4Row;
   static constexpr size_t kTogether = 2, kOutputs = 64;
+  static constexpr bool kHalves = false;
 };
 
 // The words of groups g and g + 1, each to its whole half.

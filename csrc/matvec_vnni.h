@@ -4,6 +4,7 @@
 // Four rows are interleaved in registers; each 32-bit lane then sums four channels of one output.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
 #include "matvec_floats.h"
 #include "vnni.h"
@@ -105,10 +106,14 @@ inline void fold_quad(const Mat& w, Pick pick, size_t i0, size_t i, size_t g0, s
   }
 }
 
-template <class Rows>
+// half: of a column that a row ends in the middle of, only what it has.
+template <bool half = false, class Rows>
 inline Quad interleave(const Rows& rows, size_t r, size_t at) {
-  const __m512i a = _mm512_loadu_si512(rows[r] + at), b = _mm512_loadu_si512(rows[r + 1] + at);
-  const __m512i c = _mm512_loadu_si512(rows[r + 2] + at), d = _mm512_loadu_si512(rows[r + 3] + at);
+  const auto load = [&](size_t j) INLINE {
+    if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, rows[r + j] + at);
+    return _mm512_loadu_si512(rows[r + j] + at);
+  };
+  const __m512i a = load(0), b = load(1), c = load(2), d = load(3);
   const __m512i ab = _mm512_unpacklo_epi8(a, b), AB = _mm512_unpackhi_epi8(a, b);
   const __m512i cd = _mm512_unpacklo_epi8(c, d), CD = _mm512_unpackhi_epi8(c, d);
   return {{_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd), _mm512_unpacklo_epi16(AB, CD),
@@ -131,6 +136,7 @@ inline void add_to(float* y, __m512 v, float zero, float step) {
 struct Int8Column {
   using Row = Int8Row;
   static constexpr size_t kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64, kBatch = 3;
+  static constexpr bool kHalves = false;
   static constexpr float kOffset = 128.f;
   template <size_t N, size_t M>
   INLINE static void dot(__m512i (&a)[N][kSums][2][M], const Quad& w, size_t m0, const int32_t* x, size_t width) {
@@ -142,7 +148,7 @@ struct Int8Column {
       });
     });
   }
-  static void flush(const __m512i* a, const int32_t* zero, float step, float* y) {
+  static void flush(const __m512i* a, const int32_t* zero, float step, float* y, size_t = 1) {
     __m512 v[4], out[4];
     for (size_t m = 0; m < 4; ++m) v[m] = _mm512_cvtepi32_ps(a[m]);
     in_order(v, out);
@@ -156,6 +162,7 @@ struct Int8Column {
 struct Int4Column {
   using Row = Int4Row;
   static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
+  static constexpr bool kHalves = true;
   static constexpr float kOffset = 8.f;
   static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
     const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -175,18 +182,18 @@ struct Int4Column {
       });
     });
   }
-  static void flush(const __m512i* a, const int32_t* zero, float step, float* y) {
+  static void flush(const __m512i* a, const int32_t* zero, float step, float* y, size_t groups) {
     __m512 low[4], high[4], out[4];
     for (size_t m = 0; m < 4; ++m) {
       low[m] = _mm512_cvtepi32_ps(_mm512_sub_epi32(a[m], a[4 + m]));
       high[m] = _mm512_cvtepi32_ps(_mm512_srai_epi32(a[4 + m], 4));
     }
     float offset[4];
-    for (size_t l = 0; l < 4; ++l) offset[l] = static_cast<float>(zero[l]) * kOffset;
+    for (size_t l = 0; l < groups; ++l) offset[l] = static_cast<float>(zero[l]) * kOffset;
     in_order(low, out);
-    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l, out[l], offset[l], step);
+    for (size_t l = 0; l < groups; ++l) add_to(y + 32 * l, out[l], offset[l], step);
     in_order(high, out);
-    for (size_t l = 0; l < 4; ++l) add_to(y + 32 * l + 16, out[l], offset[l], step);
+    for (size_t l = 0; l < groups; ++l) add_to(y + 32 * l + 16, out[l], offset[l], step);
   }
 };
 
@@ -219,7 +226,7 @@ inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, 
 // A tile's columns. Quads that are needed once go from memory to registers; else they are interleaved once and kept,
 // because rows that lie a power of two apart push each other out of the cache.
 template <class Column, class Rows, class Pick, size_t Most>
-void dot_tile(const Rows& rows, size_t quads, size_t columns, size_t width, Room<Column, Most>& room,
+void dot_tile(const Rows& rows, size_t quads, size_t columns, bool half, size_t width, Room<Column, Most>& room,
               Ahead<Pick>& ahead) {
   using T = Tile<Column, Most>;
   constexpr size_t kOnce = upto(Most, kWhole<Column>);
@@ -229,17 +236,25 @@ void dot_tile(const Rows& rows, size_t quads, size_t columns, size_t width, Room
       const int32_t* x = room.bytes + 2 * t * width + col * T::kGroupsOf;
       dot_quads<Column, decltype(size)::value>(quad, quads, x, width, next, room.sums + (col * live + t) * T::kVectors);
     };
-    const auto read = [&](size_t q) INLINE {
-      ahead.fetch(4);
-      return interleave(rows, 4 * q, 64 * col);
-    };
     const auto kept = [&](size_t q) INLINE -> const Quad& { return room.quads[q]; };
-    if (live <= kOnce) {
-      batch<kOnce>(live, 0, [&](auto size, size_t t) { dot(read, size, t); });
-    } else {
-      for (size_t q = 0; q < quads; ++q) room.quads[q] = read(q);
-      batches<Column::kBatch>(live, [&](auto size, size_t t) { dot(kept, size, t); });
-    }
+    const auto dot_all = [&](auto read) INLINE {
+      if (live <= kOnce) {
+        batch<kOnce>(live, 0, [&](auto size, size_t t) { dot(read, size, t); });
+      } else {
+        for (size_t q = 0; q < quads; ++q) room.quads[q] = read(q);
+        batches<Column::kBatch>(live, [&](auto size, size_t t) { dot(kept, size, t); });
+      }
+    };
+    const auto read = [&](auto is_half) INLINE {
+      return [&](size_t q) INLINE {
+        ahead.fetch(4);
+        return interleave<decltype(is_half)::value>(rows, 4 * q, 64 * col);
+      };
+    };
+    if (Column::kHalves && half && col + 1 == columns)
+      dot_all(read(std::bool_constant<Column::kHalves>{}));
+    else
+      dot_all(read(std::false_type{}));
   }
 }
 
@@ -269,22 +284,25 @@ void clear(Room<Column, Most>& room, size_t columns, size_t n) {
     for (size_t g = 0; g < T::width(columns); ++g) room.zero[t][g] = -128 * static_cast<int32_t>(n);
 }
 template <class Column, size_t Most>
-void flush_all(const Room<Column, Most>& room, size_t o, size_t columns) {
+void flush_all(const Room<Column, Most>& room, size_t o, size_t columns, size_t groups) {
   using T = Tile<Column, Most>;
   for (size_t t = 0; t < room.live; ++t)
     for (size_t col = 0; col < columns; ++col)
       Column::flush(room.sums + (col * room.live + t) * T::kVectors, room.zero[t] + col * T::kGroupsOf, room.step[t],
-                    room.y[t] + o + col * Column::kOutputs);
+                    room.y[t] + o + col * Column::kOutputs, upto(groups - col * T::kGroupsOf, T::kGroupsOf));
 }
 
-// Outputs [o0, o1), whole columns; channels pick(i0) to pick(i1 - 1), whole quads, of `count` in all.
+// Outputs [o0, o1), whole columns, and half a one at the end where there are halves; channels pick(i0) to pick(i1 - 1),
+// whole quads, of `count` in all.
 template <class Column, class Pick, size_t Most>
 void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t i0,
                  size_t i1, Room<Column, Most>& room) {
   using T = Tile<Column, Most>;
-  const size_t rb = w.row_bytes(), columns = (o1 - o0) / Column::kOutputs, first = o0 * 64 / Column::kOutputs;
+  const size_t rb = w.row_bytes(), columns = (o1 - o0 + Column::kOutputs - 1) / Column::kOutputs;
+  const size_t first = o0 * 64 / Column::kOutputs;
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const auto wide = [&](size_t col) { return upto(columns - col, T::kColumns); };  // columns of a tile
+  const auto groups_at = [&](size_t col) { return upto(groups - col * T::kGroupsOf, wide(col) * T::kGroupsOf); };
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
@@ -302,12 +320,12 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& toke
         const size_t quads = upto(n - i, kPass) / 4, width = T::width(wide(col));
         if (col == 0) scales_ahead.fetch(4 * quads * (2 * groups / 64 + 1));
         for (size_t q = 0; q < quads; ++q)
-          fold_quad(w, pick, c, i + 4 * q, g0 + col * T::kGroupsOf, wide(col) * T::kGroupsOf, width,
+          fold_quad(w, pick, c, i + 4 * q, g0 + col * T::kGroupsOf, groups_at(col), width,
                     room.bytes + q * room.live * 2 * width, room);
         const RowsAt<Pick, kPass> rows(w.data, rb, first + 64 * col, pick, c + i, 4 * quads);
-        dot_tile(rows, quads, wide(col), width, room, ahead);
+        dot_tile(rows, quads, wide(col), groups_at(col) < wide(col) * T::kGroupsOf, width, room, ahead);
       }
-      flush_all(room, o0 + col * Column::kOutputs, wide(col));
+      flush_all(room, o0 + col * Column::kOutputs, wide(col), groups_at(col));
     }
   }
 }

@@ -27,7 +27,7 @@ struct ByBytes {
                   size_t i1, float* scratch) {
     using Kept = Room<Column, Most>;
     static_assert(sizeof(Kept) <= matvec_scratch(Most) * sizeof(float));
-    const size_t o = o0 + (o1 - o0) / Column::kOutputs * Column::kOutputs;
+    const size_t o = Column::kHalves ? o1 : o0 + (o1 - o0) / Column::kOutputs * Column::kOutputs;
     const size_t i = i0 + (i1 - i0) / Column::kTogether * Column::kTogether;
     if (o > o0 && i > i0) panel_bytes(w, pick, count, tokens, o0, o, i0, i, *reinterpret_cast<Kept*>(scratch));
     if (o > o0 && i < i1) panel<Row>(w, pick, count, tokens, o0, o, i, i1, scratch);

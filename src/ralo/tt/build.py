@@ -18,7 +18,7 @@ from ralo.tt.cross import entries_of, tt_cross
 from ralo.tt.dims import cheaper_order, choose, cost
 from ralo.tt.lowrank import Weighed, factors_and_rest, gap_of, two_factors
 from ralo.tt.matrix import FactoredMatrix, Train
-from ralo.tt.ranks import UNIT
+from ralo.tt.ranks import UNIT, Choice
 from ralo.tt.speed import speedup
 from ralo.tt.svd import tt_svd
 from ralo.weights import FUSED
@@ -107,7 +107,7 @@ def _two(place: Place, recipe: Recipe) -> FactoredMatrix | Refusal:
     if recipe.rest:
         return factors_and_rest(place.weights, place.parts, recipe.rank, REST, place.bias, place.moments)
     weighed = place.weighed()
-    most = (place.wanted.size - 1) // sum(place.wanted.shape) // UNIT * UNIT
+    most = Choice.of(place.wanted.shape).most
     rank = _lowest(weighed.gap, recipe.rank, most, recipe.gap, recipe.lower)
     if rank == 0:
         return Refusal(_too_large(weighed.gap(most) if most else 1.0, most, recipe.gap))

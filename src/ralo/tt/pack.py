@@ -138,11 +138,10 @@ def _probe(
 
     def make(inputs: Iterator[F32]) -> Refusal:
         place = Place.of(found, key[1], moments_of(inputs), cfg.head_dim)
-        weighed, size = place.weighed(), place.wanted.shape
-        choice = Choice(weighed.s, 0.0, 0, sum(size), size[0] * size[1])
-        if choice.most >= UNIT:
-            probe = max(UNIT, choice.most // 2 // UNIT * UNIT)
-            choices[key] = replace(choice, probe=probe)
+        weighed, shape = place.weighed(), place.wanted.shape
+        if (most := Choice.of(shape).most) >= UNIT:
+            probe = max(UNIT, most // 2 // UNIT * UNIT)
+            choices[key] = Choice.of(shape, weighed.s, probe)
             tried[key] = place.two_factors(weighed, probe, quant)
         return Refusal("only tried")
 

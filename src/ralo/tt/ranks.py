@@ -13,6 +13,7 @@ from ralo.remake.felt import Key
 
 UNIT = _core.PAD  # ranks are whole blocks of outputs of the first factor
 DENSE = 0  # the rank of a place that keeps its weights
+STEP = 96 << 10  # weights that could be read in the time that one more step takes
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,19 @@ class Choice:
     each: int  # weights of one rank
     dense: int  # weights that factors stand in for
 
+    @classmethod
+    def of(cls, shape: tuple[int, ...], singular: NDArray[np.float64] | None = None, probe: int = 0) -> Choice:
+        """Of a matrix (ic, oc); what was felt is not known yet."""
+        return cls(np.zeros(0) if singular is None else singular, 0.0, probe, sum(shape), shape[0] * shape[1])
+
     @property
     def most(self) -> int:
-        """The highest rank that is smaller than what it replaces."""
-        return (self.dense - 1) // self.each // UNIT * UNIT
+        """The highest rank that takes less time than what it replaces."""
+        return max(0, self.dense - STEP - 1) // self.each // UNIT * UNIT
 
     def size(self, rank: int) -> int:
-        return rank * self.each if rank else self.dense
+        """Weights, the second step counted as some."""
+        return rank * self.each + STEP if rank else self.dense
 
     def cost(self, rank: int) -> float:
         """KL, which goes with the square of what is missed."""
