@@ -10,7 +10,7 @@ import pytest
 
 from ralo.compose import REFUSE, RULES, compose
 from ralo.errors import RaloError
-from ralo.modes import KWTA, MODES, Event, StatePack
+from ralo.modes import KWTA, MODES, TT, Event, Proc, StatePack
 from ralo.modes.base import Mode
 
 NAMES = ("state-pack", "kwta", "event", "proc", "tt")  # the five of the specification
@@ -60,7 +60,10 @@ def test_every_pair_composes_or_is_refused_with_the_way_out(pair: tuple[str, str
 
 def test_modes_that_are_there_compose_pairwise() -> None:
     for a, b in combinations(MODES.values(), 2):
-        assert compose([a(), b()]).modes
+        if (a, b) == (Proc, TT):  # one weight backend a layer
+            assert compose([a(), b(target="attn")]).modes
+        else:
+            assert compose([a(), b()]).modes
 
 
 def test_one_partition_into_blocks() -> None:
@@ -91,11 +94,16 @@ def test_one_weight_backend() -> None:
     with pytest.raises(RaloError, match="proc and tt do not go together: a layer has one weight backend"):
         compose([stand("proc"), stand("tt", target="mlp")])
     assert compose([stand("proc", target="attn"), stand("tt", target="mlp")]).modes
+    with pytest.raises(RaloError, match="proc and tt do not go together"):
+        compose([Proc(), TT()])
+    assert [m.name for m in compose([TT(target="attn"), Proc()]).modes] == ["proc", "tt"]
 
 
 def test_over_factors_nothing_is_skipped() -> None:
     for mode in ("kwta", "event"):
         assert f"{mode} yields to tt: its factors have no channels" in notes(stand(mode), stand("tt"))
+        assert notes(stand(mode, target="attn"), stand("tt", target="mlp")) == ""
+    assert "kwta yields to tt" in notes(KWTA(), TT()) and "event yields to tt" in notes(Event(), TT())
 
 
 def test_event_and_windows() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 from tiny import write_hf
+from tiny_factors import write_pack
 
 import ralo
-from ralo import KWTA, Event, Proc, StatePack, metrics
+from ralo import KWTA, TT, Event, Proc, StatePack, metrics
 from ralo.cli import main
 
 SPECIFIED = {"kwta.keep_ratio", "kwta.duty_hits", "kwta.temp", "kwta.flicker", "kwta.bytes_skipped"}
 SPECIFIED |= {"pack.enabled", "pack.mode", "pack.density", "pack.active", "pack.popcnt"}
 SPECIFIED |= {"event.enabled", "event.budget_ms_used", "event.quorum_hits", "event.topk_kept", "event.quality_gap"}
 SPECIFIED |= {"event.stale_pct", "proc.fanout_effective", "proc.trims", "proc.mem_ratio", "proc.base_scale"}
+SPECIFIED |= {"tt.enabled", "tt.rank", "tt.gap", "tt.speedup", "tt.mem_saved"}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,8 @@ def lm(tmp_path_factory):
         == 0
     )
     proc = Proc(pack=str(folder / "pack"))
-    lm = ralo.load(tiny, modes=[proc, StatePack(), KWTA(k=0.5), Event(target="attn", budget_ms=1000)])
+    tt = TT(pack=str(write_pack(tiny, folder / "factors", kinds={"o": "rest"})), target="attn")
+    lm = ralo.load(tiny, modes=[proc, tt, StatePack(), KWTA(k=0.5), Event(target="attn", budget_ms=1000)])
     lm.generate("the house", max_tokens=30, temperature=0)
     return lm
 
@@ -55,6 +58,8 @@ def test_layers_add_up(lm):
     whole, layers = lm.metrics(), lm.layer_metrics()
     for name in ("kwta.bytes_skipped", "kwta.duty_hits"):
         assert sum(layer[name] for layer in layers) == whole[name]
+    for name in ("tt.enabled", "tt.mem_saved"):
+        assert sum(layer[name] for layer in layers) == whole[name] != 0
     ratios = [layer["kwta.keep_ratio"] for layer in layers]
     assert min(ratios) <= whole["kwta.keep_ratio"] <= max(ratios)
 

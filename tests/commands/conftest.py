@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commandline import TEMPLATE, add_template
 from tiny import write_hf
@@ -62,4 +63,43 @@ def proc_made(proc_model: Path, proc_flags: list[str]) -> Path:
     """A pack of its procedural weights."""
     to = proc_model.with_name("pack")
     assert main(["pack", *proc_flags, "-o", str(to)]) == 0
+    return to
+
+
+@pytest.fixture(scope="session")
+def tt_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wide enough that factors of a whole block of ranks are smaller than its weights."""
+    sizes = {"vocab_size": 300, "hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
+    folder = tmp_path_factory.mktemp("tt")
+    letters = np.random.default_rng(0).choice(
+        list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,"), 1500
+    )
+    (folder / "text.txt").write_text("".join(letters))
+    return write_hf(folder / "model", "llama", eos_token_id=None, max_position_embeddings=1024, **sizes)
+
+
+@pytest.fixture(scope="session")
+def tt_flags(tt_model: Path) -> list[str]:
+    text = ["--text", str(tt_model.with_name("text.txt")), "--tokens", "600"]
+    return ["-m", str(tt_model), "--tt=on", *text]
+
+
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed does not depend on the clock, nor on what one more step costs matrices as small as these."""
+    _make_faster(monkeypatch)
+
+
+def _make_faster(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("ralo.tt.build.speedup", lambda made, dense: 1.25)
+    patch.setattr("ralo.tt.ranks.STEP", 0)
+
+
+@pytest.fixture(scope="session")
+def tt_made(tt_model: Path, tt_flags: list[str]) -> Path:
+    """A pack of its factors."""
+    to = tt_model.with_name("pack")
+    with pytest.MonkeyPatch.context() as patch:
+        _make_faster(patch)
+        assert main(["pack", *tt_flags, "-o", str(to)]) == 0
     return to

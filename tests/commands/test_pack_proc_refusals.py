@@ -31,6 +31,7 @@ def change(folder: Path, name: str, how: Any) -> None:
     arrays[name] = how(arrays[name])
     if arrays[name] is None:
         del arrays[name]
+    bf16 = [each for each in bf16 if each in arrays and arrays[each].dtype == np.uint16]
     safetensors.write_file(folder / packed.WEIGHTS, arrays, bf16=bf16)
 
 

@@ -70,8 +70,8 @@ class LayerView:
     model: str = ""  # its fingerprint
 
     def has_rows(self) -> bool:
-        """Whether the MLP's weights can be read neuron by neuron."""
-        return self.weights.up.quant in QUANTS
+        """Whether the MLP's weights can be read neuron by neuron: none of them stand in for others."""
+        return self.weights.up.quant in QUANTS and self.weights.down.quant in QUANTS
 
     def has_channels(self, place: str) -> bool:
         """Whether channels that are not computed are not read."""

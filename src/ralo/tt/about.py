@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from ralo.config import Fields
-from ralo.matrix import F32, QUANTS, Matrix
+from ralo.matrix import F32, QUANTS, Matrix, padded
 from ralo.remake.about import About, Stored
 from ralo.tt.matrix import FactoredMatrix, Train, step_parts
 
@@ -52,7 +52,8 @@ class AboutTT(About):
             said = float(record["gap"]), float(record["speedup"]), int(record["replaced"])
         except (TypeError, KeyError) as error:
             raise ValueError("what is said of its factors is incomplete") from error
-        if prod(train.ins) != ic or len(quants) != len(train.ins) or not set(quants) <= set(QUANTS):
+        fits = prod(train.ins) == ic and prod(train.outs) <= sum(padded(n) for n in parts.values())
+        if not fits or len(quants) != len(train.ins) or not set(quants) <= set(QUANTS):
             raise ValueError("its factors are of another shape")
         shapes = zip(quants, step_parts(train, parts, rest), train.order, strict=True)
         steps = [_step(stored, i, q, train.step(k)[0], p) for i, (q, p, k) in enumerate(shapes)]

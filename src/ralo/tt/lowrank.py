@@ -54,9 +54,13 @@ class Weighed:
         return first * even, second / even
 
 
-def root_of(moments: F64) -> F64:
+def damped(moments: F64) -> F64:
     mean = max(float(np.diag(moments).mean()), 1e-12)
-    return np.linalg.cholesky(moments + DAMPING * mean * np.eye(len(moments))).astype(np.float64)
+    return np.asarray(moments + DAMPING * mean * np.eye(len(moments)), np.float64)
+
+
+def root_of(moments: F64) -> F64:
+    return np.linalg.cholesky(damped(moments)).astype(np.float64)
 
 
 def gap_of(weights: NDArray[np.floating], stored: NDArray[np.floating], moments: F64) -> float:
@@ -104,9 +108,10 @@ def factors_and_rest(
 
 def _second(quant: str, held: F32, weights: F32, parts: Mapping[str, int], moments: F64) -> tuple[Matrix, F32]:
     """The factor that fits best behind a first one that is rounded already."""
-    between = held.T.astype(np.float64) @ moments @ held
+    seen = damped(moments)  # as the gap is measured: else what is hardly seen would be given up
+    between = held.T.astype(np.float64) @ seen @ held
     mean = max(float(np.diag(between).mean()), 1e-12)
-    best = np.linalg.solve(between + 1e-6 * mean * np.eye(len(between)), held.T @ (moments @ weights))
+    best = np.linalg.solve(between + 1e-6 * mean * np.eye(len(between)), held.T @ (seen @ weights))
     return quantised(quant, best, parts, between)
 
 
