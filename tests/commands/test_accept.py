@@ -79,10 +79,30 @@ def test_rows_of_proc(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "decode of the pack / dense int4, context 4" in rows
 
 
+def test_rows_of_tt(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ralo.tt.build.speedup", lambda made, dense: 1.25)  # so that something is factored
+    monkeypatch.setattr("ralo.tt.ranks.STEP", 0)
+    code = main(["accept", "-m", str(model), "--only", "tt", "--max-dppl", "1", *QUICK, "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {row["line"]: row for row in found["rows"]}
+    assert {row["mode"] for row in found["rows"]} == {"tt"} and code == (0 if found["pass"] else 1)
+    for line in (
+        "off: dense bit for bit",
+        "on: not dense",
+        "a planted Inf falls back to dense and is counted",
+        "the document's rank 4, maxvol_k 8, gap 0.02: every place refused, the model runs dense",
+        "the same settings on a matrix of TT rank 4: error",
+        "TT-cross beside TT-SVD on a noisy one: apart by",
+        "contraction at every ISA level beside numpy: error",
+    ):
+        assert rows[line]["pass"] is True, rows[line]
+    assert {"mlp at int8: factored layers / the same dense", "mlp at int8: Δppl % on held-out text"} < set(rows)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--only", "kwtaa"), "--only must be of state-pack, kwta, event, proc, got 'kwtaa'; did you mean kwta?"),
+        (("--only", "kwtaa"), "--only must be of state-pack, kwta, event, proc, tt, got 'kwtaa'; did you mean kwta?"),
         (("--quant", "int5"), "--quant must be of f32, bf16, int8, int4, with commas, got 'int5'"),
     ],
 )

@@ -40,6 +40,7 @@ mode = TT.name
 
 def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[Row]:
     rows: list[Row] = []
+    checked = False
     with tempfile.TemporaryDirectory(prefix="ralo-accept-") as folder:
         for quant, target in (("int8", "attn"), ("int8", "mlp"), ("int4", "attn")):
             say(f"factors of {target} at {quant}")
@@ -47,8 +48,9 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
             about = _pack(task.model, quant, TT(target=target), to)
             lm.use(compose([TT(target=target, pack=str(to))]))
             rows += _lines(task, lm, about, quant, target, say)
-            if (quant, target) == ("int8", "attn"):
+            if about.matrices and not checked:
                 rows += _invariants(lm, str(to))
+                checked = True
         say("the document's settings")
         rows += _literal(task.model, open_model("int8"), Path(folder) / "literal")
     return rows + _constructed()
@@ -65,7 +67,8 @@ def _lines(task: Task, lm: LM, about: AboutTT, quant: str, target: str, say: Pro
     """int4 beside int4 is shown: most of what it could save is saved already."""
     what = f"{target} at {quant}"
     if not about.matrices:
-        return [shown(mode, f"{what}: every place keeps its weights", next(iter(about.refused.values()), ""))]
+        line, why = f"{what}: some place is factored", next(iter(about.refused.values()), "")
+        return [holds(mode, line, False, why) if quant == "int8" else shown(mode, line, f"none: {why}")]
     layers = sorted({int(name.split(".")[1]) for name in about.matrices})
     say(f"quality of {what}")
     q = perplexity(lm.model, texts.held_out(lm, task.tokens), min(1024, lm.model.cfg.max_context), lm.kv)
