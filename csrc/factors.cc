@@ -59,7 +59,7 @@ size_t apply_factors(const Mat& w, const float* bias, const float* x, size_t tok
     width = given;
   }
   if (!finite) {
-    y[0] = std::numeric_limits<float>::quiet_NaN();
+    for (size_t t = 0; t < tokens; ++t) y[t * w.oc] = std::numeric_limits<float>::quiet_NaN();
     return bytes;
   }
   const size_t stride = f.steps[0].rows * f.steps[0].w->oc, last = w.oc - f.kept;

@@ -14,10 +14,12 @@ from ralo.remake.layer import Refusal
 from ralo.remake.quantised import quantised
 from ralo.tt import build as tt_build
 from ralo.tt import speed
-from ralo.tt.build import Place, Recipe, _lowest, build, trained
+from ralo.tt.build import _lowest, build
 from ralo.tt.dims import choose
 from ralo.tt.lowrank import gap_of
 from ralo.tt.matrix import FactoredMatrix
+from ralo.tt.place import Place, Recipe
+from ralo.tt.train import trained
 
 BEST = Recipe("best", rank=64, lower=False, gap=0.3, maxvol_k=8, cores=2, rest=False, quant="f32")
 SEED = replace(BEST, form="seed", rank=4, gap=0.02)  # the document's own figures
@@ -116,7 +118,7 @@ def test_a_rest_is_kept_at_int4():
 @pytest.mark.parametrize("form", ["seed", "svd"])
 def test_trains_of_random_weights_are_refused(form):
     said = made(random(128, 192), replace(SEED, form=form))
-    assert isinstance(said, Refusal) and said.endswith(", the most that is smaller, and may miss 0.02")
+    assert isinstance(said, Refusal) and said.endswith(", the most that takes fewer multiplications, and may miss 0.02")
     assert float(said.split()[1]) > 0.5
     far = made(random(128, 192), replace(SEED, form=form, rank=1000, maxvol_k=1000))
     assert far == "takes more multiplications at rank 1000 than dense"
@@ -138,7 +140,7 @@ def test_the_rank_of_a_train_is_raised_until_the_gap_is_kept(form):
     assert found.rank == 4 and found.gap <= 1e-5
     assert made(w, replace(SEED, form=form, rank=2, gap=1.0)).rank == 2
     lost = made(random_cores(*choose(256, 256, 2), 12).full(), replace(SEED, form=form, rank=3))
-    assert " at rank 6, the most that is smaller" in lost
+    assert " at rank 6, the most that takes fewer multiplications" in lost
 
 
 @pytest.mark.parametrize("quant", ["bf16", "int8", "int4"])
@@ -190,5 +192,5 @@ def test_speed_is_measured_with_copies_that_fill_no_memory(monkeypatch):
     dense, _ = quantised("f32", w, {"o": 512}, None)
     factors = place_of(w).two_factors(place_of(w).weighed(), 4, "int4")
     found = speed.speedup(factors, dense)
-    assert found > 2 and sum(copied) < 8 * (1 << 20)
-    assert speed.speedup(place_of(w).two_factors(place_of(w).weighed(), 500, "f32"), dense) < 2
+    assert found > 1 and sum(copied) < 8 * (1 << 20)
+    assert speed.speedup(place_of(w).two_factors(place_of(w).weighed(), 500, "f32"), dense) < 1.5

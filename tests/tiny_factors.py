@@ -15,11 +15,12 @@ from ralo.modes.made import packed_settings
 from ralo.modes.tt import TT
 from ralo.profile import fingerprint
 from ralo.tt.about import AboutTT
-from ralo.tt.build import Place, trained
 from ralo.tt.dims import choose
 from ralo.tt.lowrank import factors_and_rest
 from ralo.tt.matrix import FactoredMatrix
+from ralo.tt.place import Place
 from ralo.tt.svd import tt_svd
+from ralo.tt.train import trained
 from ralo.weights import build
 
 KINDS = {"qkv": "two", "o": "train", "up": "rest", "down": "two"}

@@ -21,12 +21,13 @@ from ralo.modes import TT
 from ralo.modes.tt import FactorSlot
 from ralo.quality import perplexity
 from ralo.tt.about import AboutTT
-from ralo.tt.build import Place, trained
 from ralo.tt.cores import Cores
 from ralo.tt.cross import entries_of, tt_cross
 from ralo.tt.matrix import FactoredMatrix
 from ralo.tt.pack import pack_tt
+from ralo.tt.place import Place
 from ralo.tt.svd import tt_svd
+from ralo.tt.train import trained
 from ralo.weights import build
 
 FASTER = 1.15  # in the layers that are factored

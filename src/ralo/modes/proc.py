@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, TypeGuard
+from typing import ClassVar, Self
 
 from ralo import _core
 from ralo.matrix import Matrix
@@ -68,17 +68,18 @@ class Proc(MadeMode):
         """Opens the pack and sheds what is to be shed."""
         ready = super().prepare(views)
         assert isinstance(ready, Proc) and ready.loaded is not None
-        shed = [
-            {p: m.shed(s.shed_eps, s.watermark) for p, m in made.items() if (s := self.at(i, p)) and _is_made(m)}
-            for i, made in enumerate(ready.loaded)
-        ]
+        shed = [{p: self.at(i, p)._shed(m) for p, m in made.items()} for i, made in enumerate(ready.loaded)]
         loaded = tuple({p: m for p, (m, _) in made.items()} for made in shed)
         return replace(ready, loaded=loaded, trims=tuple({p: n for p, (_, n) in made.items()} for made in shed))
+
+    def _shed(self, matrix: Matrix) -> tuple[Made, int]:
+        assert isinstance(matrix, ProcMatrix | HashedMatrix)
+        return matrix.shed(self.shed_eps, self.watermark)
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
         assert self.loaded is not None and self.trims is not None
         for place, matrix in self.loaded[view.index].items():
-            assert _is_made(matrix)
+            assert isinstance(matrix, ProcMatrix | HashedMatrix)
             slot = ProcSlot(matrix, self.trims[view.index][place])
             units = "deltas" if isinstance(matrix, ProcMatrix) else "blocks"
             what = f"{matrix.bits:.2f} bits a weight, {matrix.fanout:.1f} {units} a channel"
@@ -117,7 +118,3 @@ class ProcSlot(_core.WeightSlot):
     def __init__(self, matrix: Made, trims: int) -> None:
         super().__init__(matrix.core)
         self.matrix, self.trims = matrix, trims
-
-
-def _is_made(matrix: Matrix) -> TypeGuard[Made]:
-    return isinstance(matrix, Proc.matrices)

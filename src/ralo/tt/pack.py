@@ -23,8 +23,9 @@ from ralo.remake.model import Maker, Remade, remake, text_of
 from ralo.remake.parts import Parts
 from ralo.remake.windows import Windows
 from ralo.tt.about import AboutTT
-from ralo.tt.build import Place, Recipe, build
+from ralo.tt.build import build
 from ralo.tt.matrix import FactoredMatrix
+from ralo.tt.place import Place, Recipe
 from ralo.tt.ranks import DENSE, UNIT, Choice, allotted
 from ralo.weights import Weights
 
