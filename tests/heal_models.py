@@ -14,8 +14,9 @@ from ralo.config import ModelConfig
 from ralo.loader import open_checkpoint
 from ralo.matrix import Matrix, padded
 from ralo.proc.generator import tables
-from ralo.proc.matrix import Deltas, ProcMatrix, bf16_words
+from ralo.proc.matrix import Deltas, ProcMatrix
 from ralo.remake.quantised import beside, quantised, values
+from ralo.remake.values import bf16_words
 from ralo.tt.matrix import RANK, FactoredMatrix, Train
 from ralo.weights import PLACES, Weights, build
 

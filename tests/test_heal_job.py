@@ -102,7 +102,7 @@ def test_trains_with_torch_and_numpy_alone(job, tmp_path):
     torch = pytest.importorskip("torch", reason="healing needs torch: pip install ralo[heal]")
     from ralo.heal.distil import Distillation
 
-    for name in ("heal", "remake/__init__.py", "remake/values.py", "errors.py"):
+    for name in ("heal", "remake/__init__.py", "remake/values.py", "remake/settings.py", "errors.py"):
         to = tmp_path / "src" / "ralo" / name
         to.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if name == "heal" else shutil.copy)(SOURCE / name, to)

@@ -8,7 +8,8 @@ from reference import linear, proc
 
 from ralo import _core
 from ralo.proc.generator import GENERATORS, MOST, SIGMA, bits_of, splitmix64, tables
-from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
+from ralo.proc.matrix import Deltas, ProcMatrix
+from ralo.remake.values import bf16_values, bf16_words
 
 
 def deltas(*channels: dict[int, float]) -> Deltas:

@@ -89,11 +89,19 @@ class Weights:
         named = {f"layers.{i}.{s}": getattr(w, s) for i, w in enumerate(self.layers) for s in PLACES}
         return named | {"head": self.head}
 
+    def norms(self) -> dict[str, F32]:
+        """Arrays of all norms, by name."""
+        named: dict[str, Norm | None] = {"final_norm": self.final_norm}
+        for i, layer in enumerate(self.layers):
+            named |= {f"layers.{i}.{n}": getattr(layer, n) for n in ("attn_norm", "mlp_norm", "q_norm", "k_norm")}
+        there = {name: norm for name, norm in named.items() if norm is not None}
+        biases = {f"{name}_bias": norm.bias for name, norm in there.items() if norm.bias is not None}
+        return {name: norm.weight for name, norm in there.items()} | biases
+
     @property
     def nbytes(self) -> int:
-        norms = [n for w in self.layers for n in (w.attn_norm, w.q_norm, w.k_norm, w.mlp_norm) if n]
-        arrays = [a for n in (*norms, self.final_norm) for a in (n.weight, n.bias)] + [self.positions]
-        small = sum(a.nbytes for a in arrays if a is not None)
+        small = sum(a.nbytes for a in self.norms().values())
+        small += 0 if self.positions is None else self.positions.nbytes
         return small + sum(m.nbytes for m in self.matrices().values()) + self.embed.table.nbytes
 
 

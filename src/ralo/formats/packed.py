@@ -86,13 +86,7 @@ def _arrays(weights: Weights) -> tuple[dict[str, NDArray[Any]], set[str]]:
     arrays: dict[str, NDArray[Any]] = {}
     for name, matrix in weights.matrices().items():
         arrays |= {f"{name}.{part}": array for part, array in matrix.arrays().items()}
-    norms: dict[str, Norm | None] = {"final_norm": weights.final_norm}
-    for i, layer in enumerate(weights.layers):
-        norms |= {f"layers.{i}.{n}": getattr(layer, n) for n in ("attn_norm", "mlp_norm", "q_norm", "k_norm")}
-    for name, norm in norms.items():
-        if norm is not None:
-            arrays[name] = norm.weight
-            arrays |= {} if norm.bias is None else {f"{name}_bias": norm.bias}
+    arrays |= weights.norms()
     arrays["embed"] = weights.embed.table
     if weights.positions is not None:
         arrays["positions"] = weights.positions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 
 from ralo.errors import RaloError
+from ralo.remake.settings import claim
 
-SETTINGS, STATE = "settings.json", "state.pt"
+STATE = "state.pt"
 
 
 class Checkpoint:
@@ -20,17 +20,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
-        said = json.dumps(dict(settings), indent=1, sort_keys=True)
-        try:
-            known = (folder / SETTINGS).read_text() if folder.exists() else None
-            if known is None:
-                folder.mkdir(parents=True)
-                (folder / SETTINGS).write_text(said)
-        except OSError as error:
-            raise RaloError(f"{folder}: {error.strerror or error}") from error
-        if known is not None and known != said:
-            differ = _differ(known, settings)
-            raise RaloError(f"{folder}: is of a healing with other settings ({differ}); use those, or remove it")
+        claim(folder, settings, "a healing")
 
     def load(self) -> dict[str, Any] | None:
         """The state that was saved last, or None."""
@@ -51,12 +41,3 @@ class Checkpoint:
             os.replace(partial, self.folder / STATE)
         except (OSError, RuntimeError) as error:
             raise RaloError(f"{self.folder}: cannot be written: {error}") from error
-
-
-def _differ(known: str, settings: Mapping[str, Any]) -> str:
-    try:
-        before = json.loads(known)
-        names = [k for k in settings if before.get(k) != settings[k]]
-        return ", ".join(f"{k} was {before.get(k)!r:.40}" for k in names) or "of another kind"
-    except (ValueError, AttributeError):
-        return "unreadable"

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ralo.errors import FormatError, RaloError
-from ralo.heal.plain import F32, U16, Array, PlainModel
+from ralo.heal.plain import F32, Array, PlainModel
 from ralo.heal.settings import Record, Settings
+from ralo.remake.values import bf16_words
 
 FORMAT = 1
 ABOUT = "about"  # JSON beside the arrays
@@ -87,15 +88,9 @@ def _lowered(model: PlainModel) -> PlainModel:
     for name, m in model.maps.items():
         for k, quant in enumerate(m.quants):
             if quant == "f32" and str(k) not in m.trained:
-                arrays[f"{name}.{k}.data"] = _bf16(model.step(name, k)).view(np.uint8)
+                arrays[f"{name}.{k}.data"] = bf16_words(model.step(name, k)).view(np.uint8)
                 numbers["maps"][name]["quants"] = [*m.quants[:k], "bf16", *m.quants[k + 1 :]]
     return PlainModel.of(numbers, arrays)
-
-
-def _bf16(values: F32) -> U16:
-    """To nearest, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _once(arrays: dict[str, Array], array: Array) -> str:

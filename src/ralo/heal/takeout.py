@@ -19,7 +19,7 @@ from ralo.modes.kwta import ALIKE
 from ralo.proc.matrix import Deltas, ProcMatrix
 from ralo.rope import RopeTable
 from ralo.tt.matrix import FactoredMatrix, orders
-from ralo.weights import PLACES, Norm, Weights
+from ralo.weights import PLACES, Weights
 
 NOTHING, FACTORS, ALL = "nothing", "factors", "all"  # what learns: `all` is every matrix of the layers
 
@@ -31,13 +31,7 @@ def plain_model(cfg: ModelConfig, weights: Weights, ctx: int, train: str = NOTHI
         arrays["positions"] = weights.positions[cfg.position_offset : cfg.position_offset + ctx]
     if cfg.rope:
         arrays["cos"], arrays["sin"] = RopeTable(cfg.rope)(0, ctx, ctx)
-    norms: dict[str, Norm | None] = {"final_norm": weights.final_norm}
-    for i, layer in enumerate(weights.layers):
-        norms |= {f"layers.{i}.{n}": getattr(layer, n) for n in ("attn_norm", "mlp_norm", "q_norm", "k_norm")}
-    for name, norm in norms.items():
-        if norm is not None:
-            arrays[name] = norm.weight
-            arrays |= {} if norm.bias is None else {f"{name}_bias": norm.bias}
+    arrays |= weights.norms()
     maps = {}
     for name, matrix in weights.matrices().items():
         maps[name], own = _map(matrix, train if name != "head" else NOTHING)

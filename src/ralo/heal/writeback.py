@@ -13,8 +13,9 @@ from ralo import _core
 from ralo.errors import RaloError
 from ralo.heal.plain import DELTAS, F32, INT4, KEPT
 from ralo.matrix import Matrix, padded
-from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
+from ralo.proc.matrix import Deltas, ProcMatrix
 from ralo.remake.quantised import beside, quantised
+from ralo.remake.values import bf16_values, bf16_words
 from ralo.tt.matrix import RANK, FactoredMatrix
 from ralo.weights import PLACES, Weights
 

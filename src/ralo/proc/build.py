@@ -12,9 +12,10 @@ from ralo import _core
 from ralo.formats.tensor import Tensor
 from ralo.matrix import U16
 from ralo.proc.generator import SIGMA, tables
-from ralo.proc.matrix import Deltas, ProcMatrix, bf16_values, bf16_words
+from ralo.proc.matrix import Deltas, ProcMatrix
 from ralo.remake.compensate import compensated
 from ralo.remake.layer import joined
+from ralo.remake.values import bf16_values, bf16_words
 from ralo.weights import FUSED
 
 F32 = NDArray[np.float32]

@@ -12,8 +12,8 @@ from ralo.formats.tensor import Tensor
 from ralo.matrix import F32, padded
 from ralo.proc.generator import splitmix64
 from ralo.proc.hashed import BOOL, Hashed, HashedMatrix, packed
-from ralo.proc.matrix import bf16_words
 from ralo.remake.layer import joined
+from ralo.remake.values import bf16_words
 from ralo.weights import FUSED
 
 I64 = NDArray[np.int64]

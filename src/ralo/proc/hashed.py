@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.matrix import F32, U16, Matrix
-from ralo.proc.matrix import U32, bf16_values
+from ralo.proc.matrix import U32
+from ralo.remake.values import bf16_values
 
 BOOL = NDArray[np.bool_]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.matrix import F32, U8, U16, Matrix
 from ralo.proc.generator import I8
+from ralo.remake.values import bf16_values
 
 U32 = NDArray[np.uint32]
 
@@ -93,13 +94,3 @@ class ProcMatrix(Matrix):
         if not trimmed:
             return self, 0
         return ProcMatrix(self.ic, self.parts, self.data, self.scales, self.bias, self.tables, deltas), trimmed
-
-
-def bf16_values(words: U16) -> F32:
-    return (words.astype(np.uint32) << 16).view(np.float32)
-
-
-def bf16_words(values: F32) -> U16:
-    """To nearest, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

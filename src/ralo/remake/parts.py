@@ -16,8 +16,9 @@ from ralo.formats import safetensors
 from ralo.matrix import Matrix
 from ralo.remake.about import About
 from ralo.remake.layer import Refusal, matrices_of
+from ralo.remake.settings import claim
 
-SETTINGS, BUDGET, RECORDS = "settings.json", "budget.json", "records"
+BUDGET, RECORDS = "budget.json", "records"
 REFUSED = "refused"
 Key = tuple[int, str]  # layer, place
 
@@ -28,17 +29,7 @@ class Parts:
     def __init__(self, to: Path, settings: Mapping[str, Any], about: type[About]) -> None:
         self.settings, self.about = settings, about
         self.folder = to.with_name(to.name + ".building")
-        said = json.dumps(dict(settings), indent=1, sort_keys=True)
-        try:
-            known = (self.folder / SETTINGS).read_text() if self.folder.exists() else None
-            if known is None:
-                self.folder.mkdir(parents=True)
-                (self.folder / SETTINGS).write_text(said)
-        except OSError as error:
-            raise RaloError(f"{self.folder}: {error.strerror or error}") from error
-        if known is not None and known != said:
-            differ = _differ(known, settings)
-            raise RaloError(f"{self.folder}: is of a pack with other settings ({differ}); use those, or remove it")
+        claim(self.folder, settings, "a pack")
 
     def budget(self, find: Callable[[], dict[Key, int]]) -> dict[Key, int]:
         """Columns, or a rank, of every layer and place, as they were found once."""
@@ -94,12 +85,3 @@ def _own(array: NDArray[Any] | None) -> NDArray[Any]:
     if array is None:
         raise KeyError("not aligned")
     return np.array(array)
-
-
-def _differ(known: str, settings: Mapping[str, Any]) -> str:
-    try:
-        before = json.loads(known)
-        names = [k for k in settings if before.get(k) != settings[k]]
-        return ", ".join(f"{k} was {before.get(k)!r:.40}" for k in names) or "of another kind"
-    except (ValueError, AttributeError):
-        return "unreadable"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,17 +104,3 @@ class Cores:
             parts.append(part / norm)
             log += np.log(norm)
         return Cores(tuple(part * np.exp(log / len(parts)) for part in parts))
-
-    def arrays(self) -> dict[str, F64]:
-        return {f"core.{k}": core for k, core in enumerate(self.cores)}
-
-    @staticmethod
-    def read(arrays: Mapping[str, NDArray[Any]]) -> Cores:
-        """What `arrays` gave, from any kind of floats; refuses what is no chain of cores."""
-        names = [f"core.{k}" for k in range(len(arrays))]
-        if odd := sorted(set(arrays) - set(names)):
-            raise ValueError(f"{odd[0]} is not among core.0 to core.{len(arrays) - 1}")
-        for name in names:
-            if arrays[name].dtype.kind != "f" or not np.isfinite(arrays[name]).all():
-                raise ValueError(f"{name} is not made of finite floats")
-        return Cores(tuple(np.asarray(arrays[name], np.float64) for name in names))

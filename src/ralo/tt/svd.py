@@ -1,4 +1,4 @@
-"""Cores by singular values: of a matrix that is at hand, and of cores whose ranks are larger than they need be."""
+"""Cores of a matrix that is at hand, by singular values."""
 
 from __future__ import annotations
 
@@ -32,20 +32,6 @@ def tt_svd(w: F64, ins: Sequence[int], outs: Sequence[int], rank: int | None = N
         left, r = s[:keep, None] * v[:keep], keep
     cores.append(left.reshape(r, ins[-1], outs[-1], 1))
     return Cores(tuple(cores)).normalised()
-
-
-def rounded(cores: Cores, rank: int | None = None, gap: float | None = None) -> Cores:
-    """The same with smaller ranks, normalised, as tt_svd would find them, W never formed."""
-    parts: list[F64] = []
-    carry, chain = np.ones((1, 1)), cores.normalised().cores
-    for core in chain[:0:-1]:  # those before it have orthogonal columns: an error here is one of W, but for scale
-        r, n, m, _ = core.shape
-        u, s, v = np.linalg.svd(np.tensordot(core, carry, 1).reshape(r, -1), full_matrices=False)
-        keep = _keep(s, rank, gap, len(chain))
-        parts.append(v[:keep].reshape(keep, n, m, -1))
-        carry = u[:, :keep] * s[:keep]
-    parts.append(np.tensordot(chain[0], carry, 1))
-    return Cores(tuple(parts[::-1])).normalised()
 
 
 def _keep(s: F64, rank: int | None, gap: float | None, d: int) -> int:
