@@ -25,6 +25,15 @@ size_t apply_others(const Linear& l, const float* x, size_t tokens, float* y, bo
 
 }  // namespace
 
+Mlp Mlp::with_others() const {
+  Mlp out = *this;
+  for (Linear* l : {&out.up, &out.down}) {
+    if (l->others && l->others->on) l->w = l->others->w;
+    l->others = nullptr;
+  }
+  return out;
+}
+
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
   if (taken(l.input, pass)) return l.input->apply(l, x, tokens, y, add, pass);
   if (taken(l.others, pass)) return apply_others(l, x, tokens, y, add, pass);
@@ -92,6 +101,6 @@ size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass) {
   static thread_local Buffer<float> input;
   float* in = input.get(tokens * m.norm.d);
   normed(m.norm, x, m.down.w->oc, tokens, in, m.norm.d);
-  if (taken(m.slot, pass)) return m.slot->run(m, in, tokens, x, pass);
+  if (taken(m.slot, pass)) return m.slot->run(m.with_others(), in, tokens, x, pass);
   return mlp_dense(m, in, tokens, x, pass);
 }

@@ -45,6 +45,7 @@ struct Mlp {
   size_t f;
   Act act;
   MlpSlot* slot;
+  Mlp with_others() const;  // with the weights that stand in for its own: a slot sees only those
 };
 // x (tokens, down.oc) += down(act(gate) * up), or down(act(up)); mlp_dense after the norm.
 size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass);

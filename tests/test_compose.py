@@ -10,7 +10,7 @@ import pytest
 
 from ralo.compose import REFUSE, RULES, compose
 from ralo.errors import RaloError
-from ralo.modes import KWTA, MODES, TT, Event, Proc, StatePack
+from ralo.modes import KWTA, MODES, TT, Event, Mix, Proc, StatePack
 from ralo.modes.base import Mode
 
 NAMES = ("state-pack", "kwta", "event", "proc", "tt")  # the five of the specification
@@ -60,8 +60,8 @@ def test_every_pair_composes_or_is_refused_with_the_way_out(pair: tuple[str, str
 
 def test_modes_that_are_there_compose_pairwise() -> None:
     for a, b in combinations(MODES.values(), 2):
-        if (a, b) == (Proc, TT):  # one weight backend a layer
-            assert compose([a(), b(target="attn")]).modes
+        if {a, b} <= {Proc, TT, Mix}:  # one weight backend a layer
+            assert compose([a(target="mlp"), b(target="attn")]).modes
         else:
             assert compose([a(), b()]).modes
 

@@ -7,9 +7,10 @@ from tiny import write_hf
 from tiny_factors import write_pack
 
 import ralo
-from ralo import KWTA, TT, Event, Proc, StatePack, metrics
+from ralo import KWTA, TT, Event, Mix, Proc, StatePack, metrics
 from ralo.cli import main
 
+MIXED = {"mix.enabled", "mix.mem_ratio"}
 SPECIFIED = {"kwta.keep_ratio", "kwta.duty_hits", "kwta.temp", "kwta.flicker", "kwta.bytes_skipped"}
 SPECIFIED |= {"pack.enabled", "pack.mode", "pack.density", "pack.active", "pack.popcnt"}
 SPECIFIED |= {"event.enabled", "event.budget_ms_used", "event.quorum_hits", "event.topk_kept", "event.quality_gap"}
@@ -50,8 +51,15 @@ def lm(tmp_path_factory):
 def test_names(lm):
     assert set(metrics.NAMES) >= SPECIFIED
     found = {name for name in lm.metrics() if "." in name}
-    assert found == set(metrics.NAMES)
+    assert found == set(metrics.NAMES) - MIXED
     assert all(metrics.NAMES.values())
+
+
+def test_names_of_a_backend_that_cannot_stand_beside_the_others(tmp_path):
+    lm = ralo.load(write_hf(tmp_path / "tiny", "llama"), modes=[Mix(target="mlp")])
+    found = {name for name in lm.metrics() if "." in name and not name.startswith("guard.")}
+    assert found == MIXED
+    assert lm.metrics()["mix.enabled"] == 2 * lm.model.cfg.n_layers and 0.5 < lm.metrics()["mix.mem_ratio"] < 0.6
 
 
 def test_layers_add_up(lm):
@@ -72,7 +80,8 @@ def test_dense_has_none(tmp_path):
 def test_prometheus(lm):
     parser = pytest.importorskip("prometheus_client.parser", reason="Prometheus text is made by prometheus_client")
     families = {f.name: f for f in parser.text_string_to_metric_families(metrics.prometheus(lm.model, lm.guard))}
-    assert {name.replace(".", "_") for name in metrics.NAMES} == {name.removeprefix("ralo_") for name in families}
+    shown = {name.replace(".", "_") for name in set(metrics.NAMES) - MIXED}
+    assert shown == {name.removeprefix("ralo_") for name in families}
     skipped = families["ralo_kwta_bytes_skipped"]
     assert skipped.documentation == metrics.NAMES["kwta.bytes_skipped"]
     by_layer = {s.labels["layer"]: s.value for s in skipped.samples}

@@ -9,7 +9,7 @@ import pytest
 
 from ralo.errors import RaloError
 from ralo.guard import GuardOptions
-from ralo.modes import KWTA, MODES, TT, Event, Proc, StatePack
+from ralo.modes import KWTA, MODES, TT, Event, Mix, Proc, StatePack
 from ralo.modes.base import Override
 from ralo.options import Parser, fields, flag_name
 from ralo.plan import Setup, add_mode_flags, read_setup, read_toml, write_toml
@@ -28,6 +28,7 @@ OTHER = {
         "on": "off", "pack": "somewhere", "target": "mlp", "share": 0.5, "rank": 8, "maxvol_k": 16, "gap": 0.1,
         "rest": "on", "cores": 3, "form": "seed",
     },
+    Mix: {"on": "off", "quant": "int8", "target": "mlp"},
     StatePack: {
         "on": "none", "target": "kv", "eps": "0.5", "popcnt": "kernighan", "rho": 0.3, "keys": 0.1, "p": 0.9,
         "sinks": 0, "recent": 64, "min_ctx": 7, "rest": "off", "check": 0, "gap": 0.2, "mix": 0.5, "form": "seed",
@@ -140,7 +141,7 @@ every = 9
     [
         (
             "[kwtaa]\nk = 0.5",
-            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, tt, state-pack, kwta, event, guard, profile, about)",
+            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, tt, mix, state-pack, kwta, event, guard, profile, about)",
         ),
         ("[kwta]\ndutty = 2", "[kwta] has no key 'dutty'; did you mean duty? (keys: on, k,"),
         ("[kwta]\nk = 2", "[kwta] k must be a number from 0.01 to 1, got '2'"),

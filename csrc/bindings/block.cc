@@ -33,6 +33,9 @@ void need_fit(const WeightSlot* others, const Linear& l) {
     need(others->w->ic == l.w->ic && others->w->oc == l.w->oc, "weights are of another shape than their matrix");
 }
 
+// Whether a channel's weights are stored side by side, as they are in a model of one precision.
+bool by_channels(const WeightSlot* others) { return !others || others->w->quant <= Quant::int4; }
+
 Linear linear(const Matrix& m, Place place) { return {&m.w, m.bias ? m.bias->data() : nullptr, place}; }
 
 Angles angles_of(const Table& cos, const Table& sin, size_t tokens) {
@@ -97,8 +100,11 @@ struct MlpObject {
 
   void use(Input* up, Input* down, MlpSlot* mlp, WeightSlot* up_weights, WeightSlot* down_weights) {
     need_fit(up, m.up), need_fit(down, m.down), need_fit(up_weights, m.up), need_fit(down_weights, m.down);
-    need(!mlp || (!up_weights && !down_weights), "an MLP has a slot of its own or other weights, not both");
-    if (const char* why = mlp ? mlp->misfit(m) : nullptr) throw nb::value_error(why);
+    need(!mlp || (by_channels(up_weights) && by_channels(down_weights)),
+         "an MLP's slot needs weights that have channels");
+    Mlp seen = m;
+    seen.up.others = up_weights, seen.down.others = down_weights;
+    if (const char* why = mlp ? mlp->misfit(seen.with_others()) : nullptr) throw nb::value_error(why);
     slots = nb::make_tuple(nb::cast(up), nb::cast(down), nb::cast(mlp), nb::cast(up_weights), nb::cast(down_weights));
     m.up.input = up, m.down.input = down, m.slot = mlp, m.up.others = up_weights, m.down.others = down_weights;
   }

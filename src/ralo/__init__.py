@@ -2,11 +2,11 @@
 
 from ralo.errors import FormatError, RaloError
 from ralo.lm import LM, Generation, load
-from ralo.modes import KWTA, TT, Event, Proc, StatePack
+from ralo.modes import KWTA, TT, Event, Mix, Proc, StatePack
 from ralo.quality import Quality
 from ralo.sampling import Sampling
+from ralo.version import __version__
 
-__version__ = "0.2.0"
 __all__ = [
     "KWTA",
     "LM",
@@ -14,6 +14,7 @@ __all__ = [
     "Event",
     "FormatError",
     "Generation",
+    "Mix",
     "Proc",
     "Quality",
     "RaloError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from ralo.matrix import Matrix
 from ralo.modes.base import LayerSlots
 from ralo.profile import Place, Profile, fingerprint
 from ralo.quality import divergence, log_probs, scores
-from ralo.weights import PLACES
+from ralo.weights import PLACES, LayerWeights
 
 F32 = NDArray[np.float32]
 Progress = Callable[[float], None]
@@ -70,7 +70,13 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
         lm.model.use(*before)
     places = {key: Place(s.norms, s.moments(), s.quantiles(), kl[key]) for key, s in seen.items()}
     return Profile(
-        fingerprint(lm.model.weights), len(tokens) - 1, places, _seconds(lm), mlps.winners, mlps.gates, mlps.inputs
+        fingerprint(lm.model.weights),
+        len(tokens) - 1,
+        places,
+        seconds(lm.model.weights.layers),
+        mlps.winners,
+        mlps.gates,
+        mlps.inputs,
     )
 
 
@@ -137,8 +143,7 @@ def _sensitivity(
     lm: LM, tokens: Sequence[int], norms: dict[tuple[int, str], F32], progress: Progress | None
 ) -> dict[tuple[int, str], F32]:
     """Mean KL from dense with one place of one layer reading only a share of its channels."""
-    model, ctx = lm.model, min(CTX, lm.model.cfg.max_context)
-    dense = [log_probs(s).astype(np.float16) for _, _, s in scores(model, tokens, ctx, lm.kv, exact=False, dense=True)]
+    model, far = lm.model, Far(lm, tokens)
     out = {}
     for done, ((i, place), norm) in enumerate(norms.items()):
         row = []
@@ -146,28 +151,43 @@ def _sensitivity(
             k = max(1, round(share * len(norm)))
             slot = _core.KwtaInput(len(norm), norm, 1, "top", k, 1.0, 1, False, False)
             model.use(_slots(len(model.layers), {(i, place): slot}))
-            ours = scores(model, tokens, ctx, lm.kv, exact=False)
-            total = sum(float(divergence(p.astype(np.float32), log_probs(s)).sum())
-                        for p, (_, _, s) in zip(dense, ours, strict=True))  # fmt: skip
-            row.append(total / (len(tokens) - 1))
+            row.append(far.kl())
         out[i, place] = np.array([LEVELS[place], row], np.float32)
         if progress:
             progress((done + 1) / len(norms))
     return out
 
 
-def _seconds(lm: LM, rounds: int = 15) -> dict[str, F32]:
+class Far:
+    """How far a model with modes is from dense on a text; dense is run once."""
+
+    def __init__(self, lm: LM, tokens: Sequence[int]) -> None:
+        self.lm, self.tokens = lm, tokens
+        self.dense = [log_probs(s).astype(np.float16) for s in self._scores(dense=True)]
+
+    def kl(self) -> float:
+        """Mean KL of the slots that are filled now."""
+        pairs = zip(self.dense, self._scores(), strict=True)
+        total = sum(float(divergence(p.astype(np.float32), log_probs(s)).sum()) for p, s in pairs)
+        return total / (len(self.tokens) - 1)
+
+    def _scores(self, dense: bool = False) -> Iterator[F32]:
+        model, ctx = self.lm.model, min(CTX, self.lm.model.cfg.max_context)
+        return (s for _, _, s in scores(model, self.tokens, ctx, self.lm.kv, exact=False, dense=dense))
+
+
+def seconds(layers: Sequence[LayerWeights], rounds: int = 15) -> dict[str, F32]:
     """Seconds of a matvec per place at some shares of random channels, matrices in the order a token reads them."""
     rng = np.random.default_rng(0)
     took: dict[tuple[str, float], list[float]] = {(place, share): [] for place in PLACES for share in TIMED}
     for _ in range(rounds):
         for share in TIMED:
             sums = dict.fromkeys(PLACES, 0.0)
-            for layer in lm.model.weights.layers:
+            for layer in layers:
                 for place in PLACES:
                     sums[place] += _time(getattr(layer, place), share, rng)
             for place, total in sums.items():
-                took[place, share].append(total / len(lm.model.layers))
+                took[place, share].append(total / len(layers))
     return {
         place: np.array([TIMED, [statistics.median(took[place, share]) for share in TIMED]], np.float32)
         for place in PLACES

@@ -20,6 +20,7 @@ COMMANDS = {
     "pack": "quantise a checkpoint into a directory that opens at once",
     "explain": "what would run, layer by layer",
     "calibrate": "learn what skipping costs a model and write a plan within a quality budget",
+    "tune": "the fastest plan within a quality budget, for this model on this CPU",
     "accept": "measure what each mode promises, line by line",
     "heal": "let a pack's weights learn from the dense model again",
 }

@@ -44,7 +44,7 @@ class Rule:
 
 
 SKIPPERS, PARTITIONED = ("kwta", "event"), ("state-pack", "kwta", "event", "proc")
-WEIGHTS = ("proc", "tt", "q2-ternary", "statecells")
+WEIGHTS = ("proc", "tt", "mix", "q2-ternary", "statecells")
 
 RULES = (
     *(
@@ -91,6 +91,10 @@ RULES = (
         when=lambda a, b: getattr(a, "target", "both") != "kv" and getattr(b, "target", "both") != "attn",
     ),
     Rule("state-pack", "tt", "works beside", "codes are of keys and activations, factors of weights"),
+    *(
+        Rule("mix", a, "gives its weights to", "coarser weights have the same channels and neurons")
+        for a in ("state-pack", "kwta", "event")
+    ),
     Rule("proc", "win-attn", "has a fanout per window and head in", "the pattern must respect the windows"),
     Rule(
         "event",

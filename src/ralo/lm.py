@@ -19,7 +19,7 @@ from ralo.model import Model, Runner
 from ralo.modes import Mode
 from ralo.modes.base import LayerView
 from ralo.options import flag
-from ralo.plan import Setup, check_layers
+from ralo.plan import Setup, check_layers, plan_warnings, read_plan
 from ralo.profile import Profile
 from ralo.quality import Quality, perplexity
 from ralo.sampling import Sampler, Sampling
@@ -61,6 +61,7 @@ class LM:
         self.profile: Profile | None = None
         self.guard = Guard(model, guard)
         self.drafting = Drafting()
+        self.warnings: list[str] = []  # what a user should know of how it was loaded
         self._open_tokenizer = tokenizer
         self._tokens_made = 0
 
@@ -185,15 +186,18 @@ def load(
     progress: Callable[[float], None] | None = None,
     *,
     modes: Sequence[Mode] = (),
+    plan: str | Path = "",
     setup: Setup | None = None,
 ) -> LM:
     """A model by name or path; see LoadOptions for what each argument means.
 
-    `modes`: as records, for example `[ralo.KWTA(k=0.5)]`; `setup`: the same and more, as read from flags or a plan.
+    `modes`: as records, for example `[ralo.KWTA(k=0.5)]`; `plan`: a file of `ralo tune`; `setup`: both and more, as
+    read from flags.
     """
-    if modes and setup:
-        raise RaloError("modes and setup are both given: choose one")
-    setup = setup or Setup(compose(modes))  # what does not go together is said before any work
+    if sum(map(bool, (modes, plan, setup))) > 1:
+        raise RaloError("of modes, plan and setup more than one is given: choose one")
+    # What does not go together is said before any work.
+    setup = setup or (read_plan(Path(plan)) if plan else Setup(compose(modes)))
     if quant not in ("auto", *QUANTS):
         raise RaloError(f"quant must be one of auto, {', '.join(QUANTS)}, got {quant!r}")
     if kv not in KV_KINDS:
@@ -201,6 +205,7 @@ def load(
     cpu.setup(threads)
     cfg, weights, tokenizer = loader.load(str(model), quant, progress)
     lm = LM(model, Model(cfg, weights), tokenizer, kv, setup.guard)
+    lm.warnings = plan_warnings(setup, profiles.fingerprint(weights), weights.quant)
     lm.use(setup.plan, _profile(model, setup, weights))
     return lm
 

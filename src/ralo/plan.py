@@ -9,17 +9,19 @@ from __future__ import annotations
 import argparse
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ralo import _core, cpu
 from ralo.compose import Plan, compose
 from ralo.errors import RaloError
 from ralo.guard import GuardOptions
 from ralo.modes import MODES, Mode
 from ralo.modes.base import Override, parse_layers, parse_places
 from ralo.options import add_flags, fields, flag, given, nearest, parse
+from ralo.version import __version__
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Setup:
     plan: Plan = field(default_factory=Plan)
     guard: GuardOptions = field(default_factory=GuardOptions)
     profile: Path | None = None
+    # What a plan says of itself, and its file: no part of what runs.
+    about: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    source: str = field(default="", compare=False)
 
 
 def add_mode_flags(parser: argparse.ArgumentParser) -> None:
@@ -47,25 +52,30 @@ def add_mode_flags(parser: argparse.ArgumentParser) -> None:
 def read_setup(args: argparse.Namespace) -> Setup:
     """Defaults, then the plan, then the environment, then flags. Setting anything of a mode switches it on."""
     options = PlanOptions(**given(PlanOptions, args))
-    path = Path(options.plan) if options.plan else None
+    return _setup(Path(options.plan) if options.plan else None, args, options.profile)
+
+
+def read_plan(path: Path) -> Setup:
+    """What a plan says, and nothing else."""
+    return _setup(path, None, "")
+
+
+def _setup(path: Path | None, args: argparse.Namespace | None, profile: str) -> Setup:
     tables = read_toml(path) if path else {}
-    modes = []
-    for mode in MODES.values():
-        values = settings_of(mode, args, tables, path)
-        if values:
-            modes.append(mode(**values))
-    guard = _table(GuardOptions, tables.get("guard", {}), "guard", path) | given(GuardOptions, args, "guard")
-    profile = options.profile or tables.get("profile", "")
-    if profile and not options.profile and path:
-        profile = str(path.parent / str(profile))
-    return Setup(compose(modes), GuardOptions(**guard), Path(profile) if profile else None)
+    modes = [mode(**v) for mode in MODES.values() if (v := settings_of(mode, args, tables, path))]
+    guard = _table(GuardOptions, tables.get("guard", {}), "guard", path)
+    guard |= given(GuardOptions, args, "guard") if args else {}
+    beside = tables.get("profile", "")
+    at = Path(profile) if profile else path.parent / str(beside) if path and beside else None
+    return Setup(compose(modes), GuardOptions(**guard), at, tables.get("about", {}), str(path or ""))
 
 
 def settings_of(
-    mode: type[Mode], args: argparse.Namespace, tables: Mapping[str, Any], path: Path | None
+    mode: type[Mode], args: argparse.Namespace | None, tables: Mapping[str, Any], path: Path | None
 ) -> dict[str, Any]:
     """What a plan, the environment and flags say of one mode."""
-    return _table(mode, tables.get(mode.name, {}), mode.name, path) | given(mode, args, mode.name)
+    flags = given(mode, args, mode.name) if args else {}
+    return _table(mode, tables.get(mode.name, {}), mode.name, path) | flags
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -130,6 +140,17 @@ def _value(record: type[Any], key: str, value: Any, source: str, more: tuple[str
     return {found.name: parse(record, found, str(text), f"{source} {key}")}
 
 
+def plan_warnings(setup: Setup, model: str, quant: str) -> list[str]:
+    """What a plan was measured on must be this model; another CPU, ralo or precision makes its figures a guess."""
+    about, source = setup.about, setup.source
+    if about.get("model", model) != model:
+        raise RaloError(f"{source}: is the plan of another model; make one for this model with ralo tune")
+    had = {"cpu": cpu.name(), "isa": _core.level(), "ralo": __version__, "quant": quant}
+    differs = [f"{what} {about[what]}, this is {now}" for what, now in had.items() if about.get(what, now) != now]
+    again = "; its speed and quality may differ, ralo tune measures again"
+    return [f"{source}: was measured with {', '.join(differs)}{again}"] if differs else []
+
+
 def check_layers(plan: Plan, layers: int) -> None:
     """Overrides may only name layers that the model has."""
     for mode in plan.modes:
@@ -138,15 +159,41 @@ def check_layers(plan: Plan, layers: int) -> None:
                 raise RaloError(f"plan: [[{mode.name}.where]] names layer {min(beyond)}, the model has {layers}")
 
 
+def tables_of(modes: Iterable[Mode]) -> dict[str, Any]:
+    """Modes as the tables of a plan: what differs from their defaults, and where."""
+    out: dict[str, Any] = {}
+    for mode in modes:
+        changed = {f.name: v for f in fields(type(mode)) if (v := getattr(mode, f.name)) != f.default}
+        table: dict[str, Any] = {_key(name): value for name, value in changed.items()}
+        if mode.where:
+            table["where"] = [_entry(override) for override in mode.where]
+        out[mode.name] = table or {"on": mode.on}
+    return out
+
+
+def _entry(override: Override) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    if override.layers is not None:
+        named["layers"] = ",".join(map(str, sorted(override.layers)))
+    if override.places is not None:
+        named["sites"] = ",".join(sorted(override.places))
+    return named | {_key(name): value for name, value in override.values.items()}
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
 def write_toml(path: Path, tables: Mapping[str, Any]) -> None:
     """A plan as `read_toml` reads it. Values are numbers, words, tables and lists of tables."""
     lines: list[str] = [f"{k} = {_literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
     for name, table in tables.items():
         if not isinstance(table, dict):
             continue
-        lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items() if k != "where")]
-        for entry in table.get("where", ()):
-            lines += ["", f"[[{name}.where]]", *(f"{k} = {_literal(v)}" for k, v in entry.items())]
+        lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items() if not isinstance(v, list))]
+        for key, entries in table.items():
+            for entry in entries if isinstance(entries, list) else ():
+                lines += ["", f"[[{name}.{key}]]", *(f"{k} = {_literal(v)}" for k, v in entry.items())]
     try:
         partial = path.with_name(path.name + ".partial")
         partial.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")

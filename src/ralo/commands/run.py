@@ -77,7 +77,10 @@ def read_text(path: Path) -> str:
 
 def open_model(options: LoadOptions, setup: Setup | None = None) -> LM:
     with screen.progress("packing weights") as bar:
-        return load(options.model, options.quant, options.kv, options.threads, bar, setup=setup)
+        lm = load(options.model, options.quant, options.kv, options.threads, bar, setup=setup)
+    for warning in lm.warnings:
+        print(f"ralo: {warning}", file=sys.stderr)
+    return lm
 
 
 def stream(lm: LM, request: Request, echo: str = "") -> tuple[str, bool]:

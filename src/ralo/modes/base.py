@@ -97,6 +97,7 @@ class Mode:
     name: ClassVar[str]  # prefix of its flags, table of a plan
     metric: ClassVar[str] = ""  # first word of its metrics; "" = its name
     metrics: ClassVar[Mapping[str, str]]  # name -> what it says
+    on: str = "on"  # the mode's own switch; every mode makes a flag of it
     where: tuple[Override, ...] = ()
 
     def at(self, layer: int, place: str) -> Self:

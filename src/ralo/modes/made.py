@@ -25,7 +25,6 @@ class MadeMode(Mode):
 
     must_have: ClassVar[bool] = True  # whether a pack without any is of no use
 
-    on: str = "on"
     pack: str = ""
     target: str = "mlp"
     loaded: tuple[Mapping[str, Matrix], ...] | None = None  # by `prepare`: per layer and place

@@ -24,7 +24,7 @@ def plain_share(place: str, k: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Per key, over GRID: what a share costs in quality (KL from dense) and in time or bytes."""
+    """Per key, over its options (shares of GRID): the cost in quality (KL from dense), and in time or bytes."""
 
     quality: Mapping[Key, F64]
     effort: Mapping[Key, F64]
@@ -32,27 +32,29 @@ class Costs:
 
 def costs(profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float]) -> Costs:
     """Effort is the measured time of a place where the profile has it, else its bytes, times the part it is of."""
-    floors = {layer: min(p.kl[1].min() for (i, _), p in profile.places.items() if i == layer) for layer, _ in sizes}
-    quality = {key: _curve(profile.places[key].kl, 0.85 * float(floors[key[0]])) for key in sizes}
+    floors = {layer: floor(profile, layer) for layer, _ in sizes}
+    quality = {key: _curve(profile.places[key].kl, floors[key[0]]) for key in sizes}
     effort = {
-        key: parts[key] * (_times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID)
+        key: parts[key] * (times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID)
         for key, size in sizes.items()
     }
     return Costs(quality, effort)
 
 
-def _times(seconds: NDArray[np.float32]) -> F64:
+def times(seconds: NDArray[np.float32]) -> F64:
     """Measured times over GRID; reading more never takes less, whatever a noisy moment said."""
     times: F64 = np.interp(GRID, seconds[0], np.maximum.accumulate(seconds[1]))
     return times
 
 
-def _curve(kl: NDArray[np.float32], floor: float) -> F64:
-    """KL over GRID from a few measured shares: straight in its logarithm, nothing at 1.
+def floor(profile: Profile, layer: int) -> float:
+    """What any change at all costs in a layer: rounding falls differently, which says nothing of a place."""
+    return 0.85 * float(min(p.kl[1].min() for (i, _), p in profile.places.items() if i == layer))
 
-    `floor` is what any change at all costs: rounding falls differently, which says nothing of this place.
-    """
-    at, value = kl[0].astype(float), np.log(np.maximum(kl[1].astype(float) - floor, 1e-6))
+
+def _curve(kl: NDArray[np.float32], least: float) -> F64:
+    """KL over GRID from a few measured shares: straight in its logarithm, nothing at 1; `least` is no place's own."""
+    at, value = kl[0].astype(float), np.log(np.maximum(kl[1].astype(float) - least, 1e-6))
     value = np.minimum.accumulate(value)  # noise may let a larger share look worse
     left, right = (value[1] - value[0]) / (at[1] - at[0]), (value[-1] - value[-2]) / (at[-1] - at[-2])
     out = np.interp(GRID, at, value)
@@ -67,14 +69,15 @@ def allocate(c: Costs, budget: float) -> dict[Key, float]:
     low, high = 1e-12, 1e12  # KL per unit of effort
     for _ in range(80):
         price = (low * high) ** 0.5
-        if _effort(c, _best(c, price)) > budget:
+        if _effort(c, cheapest(c, price)) > budget:
             low = price
         else:
             high = price
-    return {key: float(GRID[i]) for key, i in _best(c, high).items()}
+    return {key: float(GRID[i]) for key, i in cheapest(c, high).items()}
 
 
-def _best(c: Costs, price: float) -> dict[Key, int]:
+def cheapest(c: Costs, price: float) -> dict[Key, int]:
+    """At a price for effort, in KL: of every key the option that costs least in all."""
     return {key: int(np.argmin(c.quality[key] + price * c.effort[key])) for key in c.quality}
 
 

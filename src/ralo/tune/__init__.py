@@ -1,0 +1,1 @@
+"""One dial: the fastest plan within a quality budget, found by measuring."""

@@ -1,0 +1,59 @@
+"""Modes that are on or off as a whole: what can be tried on a model, and how two of them become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ralo.compose import compose
+from ralo.config import ModelConfig
+from ralo.errors import RaloError
+from ralo.modes import KWTA, Event, Mode, StatePack
+from ralo.modes.base import ZEROS
+
+KEYS = (256.0, 384.0, 768.0)  # numbers of keys that are tried
+FAR = 1024  # tokens of context by which modes that choose keys have begun
+
+
+@dataclass(frozen=True)
+class Frame:
+    name: str  # for people
+    modes: tuple[Mode, ...]
+    kind: str  # of several of one kind only one is taken
+
+
+def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode]) -> list[Frame]:
+    """What is worth a try: by the model's activation, the context that is asked for, and packs that were made."""
+    out = [Frame(mode.name, (mode,), mode.name) for mode in made]
+    if cfg.act in ZEROS and cfg.gated:
+        out.append(Frame("state-pack mlp", (StatePack(target="mlp"),), "neurons"))
+        out.append(Frame("kwta gate", (KWTA(k=1.0),), "neurons"))
+    if longest > FAR:
+        begin = min(StatePack().min_ctx, longest // 2)
+        packs = [StatePack(target="kv", keys=keys, min_ctx=begin) for keys in KEYS if keys < longest / 2]
+        out += [Frame(f"state-pack {p.keys:g} keys", (p,), "keys") for p in packs]
+    out.append(Frame("event", (Event(),), "event"))
+    return out
+
+
+def joined(frame: Sequence[Mode], more: Sequence[Mode]) -> tuple[Mode, ...] | None:
+    """Both, each mode once; None where they do not go together."""
+    out = {mode.name: mode for mode in frame}
+    for mode in more:
+        have = out.get(mode.name)
+        merged = mode if have is None else _merged(have, mode)
+        if merged is None:
+            return None
+        out[mode.name] = merged
+    try:
+        return compose(out.values()).modes
+    except RaloError:
+        return None
+
+
+def _merged(a: Mode, b: Mode) -> Mode | None:
+    if isinstance(a, StatePack) and isinstance(b, StatePack) and {a.target, b.target} == {"kv", "mlp"}:
+        return replace(a if a.target == "kv" else b, target="both")
+    if isinstance(a, KWTA) and isinstance(b, KWTA):
+        return replace(b, gate=a.gate)  # which neurons, from one; which channels, from the other
+    return None

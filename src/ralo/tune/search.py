@@ -1,0 +1,144 @@
+"""The search: what is on as a whole, then the dial at every place, then a check on text that neither has seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ralo.modes import KWTA, Event, Mode
+from ralo.modes.base import TARGETS, ZEROS
+from ralo.modes.made import MadeMode
+from ralo.tune.frames import Frame, frames, joined
+from ralo.tune.record import OutOfTime
+from ralo.tune.sites import Sites, modes_of
+from ralo.tune.trial import Gain, Loss, Trials
+from ralo.weights import PLACES
+
+MARGIN = 0.9  # of the budget that is aimed at: other text may come out a little worse
+WHOLE = 0.4  # of the budget that a mode which is on as a whole may take
+STEPS = 6  # of the dial
+PERCENT_OF_KL = 60  # points of perplexity that a nat costs, to begin with
+CLOSE = 0.93  # of the aim, from which on it is met
+FARTHEST = 4  # times more or less in a step
+TIGHTER = (1.0, 0.8, 0.6, 0.4)  # aims, one after another, until the check holds
+TOGETHER = "all together"
+WORTH = 1.01  # times as fast, from which one plan is better than another
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that was tried."""
+
+    name: str
+    modes: tuple[Mode, ...]
+    loss: Loss
+    gains: tuple[Gain, ...]
+
+    @property
+    def speed(self) -> float:
+        """Geometric mean over the contexts."""
+        return math.exp(sum(math.log(g.speedup) for g in self.gains) / len(self.gains))
+
+
+@dataclass
+class Search:
+    trials: Trials
+    max_dppl: float
+    dials: dict[str, Sites]  # joint first; the others are what one mode alone can do
+    made: Sequence[Mode] = ()
+    better: Callable[[Found], None] = lambda found: None  # told of every plan that holds and is the fastest so far
+    say: Say = lambda what: None
+    tried: list[Found] = field(default_factory=list)
+    best: Found | None = None
+
+    def run(self) -> Found | None:
+        """The fastest plan that holds, or None; where the time is up, of those that were tried."""
+        try:
+            frame = self._frame()
+            for name, sites in self.dials.items():
+                self._dial(name, sites, frame if name == TOGETHER else ())
+            self._drafts(frame)
+        except OutOfTime:
+            self.say("the time is up")
+        return self.best
+
+    def _frame(self) -> tuple[Mode, ...]:
+        """Modes that are on as a whole: each alone, then the best ones together."""
+        trials, alone = self.trials, {}
+        cfg = trials.lm.model.cfg
+        for f in frames(cfg, trials.longest, self.made):
+            self.say(f"trying {f.name}")
+            alone[f.name] = (f, self._try(f.name, f.modes, quick=True))
+        chosen: tuple[Mode, ...] = ()
+        speed, kinds = 1.0, set[str]()
+        for f, found in sorted(alone.values(), key=lambda pair: -pair[1].speed):
+            both = joined(chosen, f.modes)
+            if f.kind in kinds or both is None or not self._affordable(f, found) or found.speed < WORTH:
+                continue
+            tried = self._try(f"{f.name} and others", both, quick=True) if chosen else found
+            if tried.speed > WORTH * speed:
+                chosen, speed = both, tried.speed
+                kinds.add(f.kind)
+        return chosen
+
+    def _affordable(self, f: Frame, found: Found) -> bool:
+        return found.loss.fits(self.max_dppl) and found.loss.delta_ppl_pct <= max(WHOLE * self.max_dppl, 0.005)
+
+    def _dial(self, name: str, sites: Sites, frame: Sequence[Mode]) -> None:
+        """Dialled as far as the budget goes, then checked, and dialled back where the check does not hold."""
+        neurons = self.trials.lm.model.cfg.act in ZEROS
+        made = {place for mode in frame if isinstance(mode, MadeMode) for place in TARGETS[mode.target]}
+        sites = sites.only(set(PLACES) - made)
+        for aim in TIGHTER:
+            modes = self._dialled(name, sites, frame, neurons, aim * MARGIN * self.max_dppl)
+            if modes is None:
+                return
+            self.say(f"checking {name} dialled to {aim * MARGIN * self.max_dppl:.2f} %")
+            if self._try(name, modes).loss.fits(self.max_dppl):
+                return
+
+    def _dialled(
+        self, name: str, sites: Sites, frame: Sequence[Mode], neurons: bool, aim: float
+    ) -> tuple[Mode, ...] | None:
+        """Perplexity rises about as fast as the costs that were measured place by place: a few steps find the rest."""
+        best, most, loss = None, -math.inf, aim / PERCENT_OF_KL
+        for step in range(STEPS):
+            self.say(f"dialling {name}, step {step + 1} of {STEPS}")
+            modes = joined(frame, self._modes(sites, loss, neurons))
+            if modes is None:
+                return None
+            delta = self.trials.delta(modes)
+            if most < delta <= aim:
+                best, most = modes, delta
+            if CLOSE * aim <= delta <= aim:
+                break
+            loss *= min(FARTHEST, max(1 / FARTHEST, 0.5 * (1 + CLOSE) * aim / max(delta, 1e-3)))
+        return best
+
+    @staticmethod
+    def _modes(sites: Sites, loss: float, neurons: bool) -> tuple[Mode, ...]:
+        """What the dial says; neurons that are silent are for the frame to skip."""
+        found = modes_of(sites.within(loss), sites.own)
+        return tuple(replace(m, gate="off") if neurons and isinstance(m, KWTA) else m for m in found)
+
+    def _drafts(self, frame: Sequence[Mode]) -> None:
+        """The best plan so far as what drafts, verified densely: dense's own text."""
+        modes = joined(self.best.modes if self.best else frame, (Event(verify="on"),))
+        if modes is not None:
+            self.say("trying verified drafts")
+            self._try("verified drafts", modes)
+
+    def _try(self, name: str, modes: Sequence[Mode], quick: bool = False) -> Found:
+        """`quick`: whether it holds is only looked at closely where it would be the best."""
+        loss, gains = self.trials.loss(modes, quick), tuple(self.trials.gains(modes))
+        found = Found(name, tuple(modes), loss, gains)
+        if loss.fits(self.max_dppl) and found.speed > WORTH * (self.best.speed if self.best else 1.0):
+            found = replace(found, loss=self.trials.loss(modes))
+            if found.loss.fits(self.max_dppl):
+                self.best = found
+                self.better(found)
+        self.tried.append(found)
+        return found

@@ -1,0 +1,94 @@
+"""The dial at every layer and place: which precision and which share of the channels, by what both cost.
+
+All places are priced alike: at a price for time, each takes the option whose cost in quality and in time is least. A
+higher price buys more speed for more loss, so that one number is left to be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ralo.modes import KWTA, Mix, Mode
+from ralo.modes.base import TARGETS, Override
+from ralo.modes.share import F64, GRID, Costs, Key, cheapest
+
+KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
+
+
+@dataclass(frozen=True)
+class Option:
+    quant: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Every option of every place, with what it costs."""
+
+    own: str  # the model's precision
+    options: Sequence[Option]
+    costs: Costs
+
+    def at(self, price: float) -> dict[Key, Option]:
+        return {key: self.options[i] for key, i in cheapest(self.costs, price).items()}
+
+    def only(self, places: Collection[str]) -> Sites:
+        """The same at some places; the others are not for the dial."""
+        c = self.costs
+        quality, effort = ({k: v for k, v in each.items() if k[1] in places} for each in (c.quality, c.effort))
+        return replace(self, costs=Costs(quality, effort))
+
+    def within(self, loss: float) -> dict[Key, Option]:
+        """The fastest choice whose costs in quality add up to no more; the least there is where none does."""
+        low, high = 1e-9, 1e15  # KL per second
+        for _ in range(100):
+            price = (low * high) ** 0.5
+            low, high = (price, high) if self._loss(price) <= loss else (low, price)
+        return self.at(low)
+
+    def _loss(self, price: float) -> float:
+        return sum(float(self.costs.quality[key][i]) for key, i in cheapest(self.costs, price).items())
+
+
+def sites(
+    own: str, shares: Mapping[Key, F64], coarse: Mapping[Key, float], seconds: Mapping[str, Mapping[str, F64]],
+    quants: Sequence[str], skipping: bool,
+) -> Sites:  # fmt: skip
+    """Options from measured costs: `shares`: KL over GRID by key; `coarse`: KL of the coarse precision by key;
+    `seconds`: precision -> place -> over GRID. `skipping`: whether channels may be left out."""
+    kept = [i for i, share in enumerate(GRID) if share >= 1 or (skipping and share < KEEP_ALL)]
+    options = [Option(quant, float(GRID[i])) for quant in quants for i in kept]
+    quality, effort = {}, {}
+    for key, lost in shares.items():
+        quality[key] = np.concatenate([(0.0 if q == own else coarse[key]) + lost[kept] for q in quants])
+        effort[key] = np.concatenate([seconds[q][key[1]][kept] for q in quants])
+    return Sites(own, options, Costs(quality, effort))
+
+
+def modes_of(choice: Mapping[Key, Option], own: str) -> tuple[Mode, ...]:
+    """The dial's modes: the precision of each place, and the share of its channels."""
+    coarse = sorted({o.quant for o in choice.values()} - {own})
+    assert len(coarse) <= 1, "one coarser precision beside the model's own"
+    out: list[Mode] = []
+    if coarse:
+        fine = [key for key, o in choice.items() if o.quant == own]
+        target = next(t for t, places in TARGETS.items() if {place for _, place in choice} <= set(places))
+        out.append(Mix(quant=coarse[0], target=target, where=tuple(_overrides({key: ("on", "off") for key in fine}))))
+    fewer = {key: ("k", o.share) for key, o in choice.items() if o.share < 1}
+    if fewer:
+        out.append(KWTA(k=1.0, where=tuple(_overrides(fewer))))
+    return tuple(out)
+
+
+def _overrides(values: Mapping[Key, tuple[str, object]]) -> list[Override]:
+    """One for every value of a layer."""
+    found: dict[tuple[int, tuple[str, object]], set[str]] = {}
+    for (layer, place), value in values.items():
+        found.setdefault((layer, value), set()).add(place)
+    return [
+        Override(frozenset((layer,)), frozenset(places), {name: value})
+        for (layer, (name, value)), places in sorted(found.items(), key=lambda item: str(item[0]))
+    ]

@@ -1,0 +1,124 @@
+"""From a model and a text to everything a search needs: costs that were measured, and texts that do not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ralo import calibrate, texts
+from ralo import profile as profiles
+from ralo.errors import RaloError
+from ralo.lm import LM
+from ralo.modes.base import ZEROS
+from ralo.modes.share import F64, Key, floor
+from ralo.profile import Profile
+from ralo.tune.costs import Progress, bytes_over_grid, coarse_kl, coarse_layers, coarse_seconds, over_grid, share_kl
+from ralo.tune.record import Record
+from ralo.tune.search import TOGETHER
+from ralo.tune.sites import Sites, sites
+from ralo.tune.trial import Texts
+
+GOALS = ("latency", "throughput", "memory")
+LOOK, OFTEN, DIAL, CHECK = 8192, 1024, 16384, 16384  # tokens
+LEAST, ENOUGH = 2048, 16384  # tokens of a text: fewer are refused, or warned of
+COARSE = "int4"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for."""
+
+    quant: str  # auto, int8 or int4
+    goal: str
+    contexts: tuple[int, ...]
+
+
+def split(tokens: Sequence[int], seed: int) -> Texts:
+    """A text in three: to look at, to tune on, to check with. The seed says where it is cut."""
+    if len(tokens) < LEAST:
+        raise RaloError(f"the text has {len(tokens)} tokens; tuning needs at least {LEAST}, better {3 * ENOUGH}")
+    start = seed * 4099 % len(tokens)
+    tokens = [*tokens[start:], *tokens[:start]]
+    look = min(LOOK, len(tokens) // 4)
+    dial = min(DIAL, (len(tokens) - look) // 2)
+    rest = tokens[look + dial :]
+    return Texts(list(tokens[:look]), list(tokens[look : look + dial]), list(rest[:CHECK]))
+
+
+def shipped(lm: LM) -> Texts:
+    """Texts that ship with ralo; `held_out` is none of them."""
+    seen = texts.tokens_of(lm, "calibration", LOOK + DIAL)
+    return Texts(seen[:LOOK], seen[LOOK:], texts.tokens_of(lm, "tuning", CHECK))
+
+
+def known_profile(lm: LM, beside: Path, look: Sequence[int], record: Record, progress: Progress) -> Profile:
+    """The profile of an earlier search, that of the model, or a new one."""
+    if beside.exists():
+        found = profiles.load(beside)
+        found.check(lm.model.weights, beside)
+        record.get("profile", lambda: {"file": beside.name}, must=True)
+        return found
+    made: list[Profile] = []
+
+    def make() -> dict[str, str]:
+        made.append(lm.profile or calibrate.calibrate(lm, look, OFTEN, progress))
+        made[0].save(beside)
+        return {"file": beside.name}
+
+    record.known.pop("profile", None)  # its file is gone
+    record.get("profile", make, must=True)
+    return made[0]
+
+
+def dials(
+    lm: LM, profile: Profile, wish: Wish, look: Sequence[int], record: Record, progress: Progress
+) -> dict[str, Sites]:
+    """The joint dial, and that of each mode alone."""
+    own, layers = lm.quant, lm.model.weights.layers
+    skipping = wish.goal != "memory"
+    keys = share_kl(profile, len(layers))
+    if lm.model.cfg.act in ZEROS and lm.model.cfg.gated:  # silent neurons are skipped as a whole
+        keys = {key: curve if key[1] in ("qkv", "o") else _never(curve) for key, curve in keys.items()}
+    seconds = {own: over_grid(profile.seconds)}
+    quiet = _neurons_read(lm, profile)
+    quants, kl = [own], {}
+    if wish.quant != own and own == "int8" and wish.quant in ("auto", COARSE):
+        coarse = coarse_layers(lm, COARSE)
+        measured = record.get(f"kl at {COARSE}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
+        kl = {key: max(0.0, measured[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) for key in keys}
+        seconds[COARSE] = over_grid(record.get(f"seconds at {COARSE}", lambda: coarse_seconds(coarse), must=True))
+        if wish.goal == "memory":
+            seconds = {own: bytes_over_grid(layers), COARSE: bytes_over_grid(coarse)}
+        quants = [COARSE] if wish.quant == COARSE else [own, COARSE]
+    if skipping:
+        seconds = {q: {place: quiet.get(place, 1.0) * s for place, s in each.items()} for q, each in seconds.items()}
+    return _dials(own, keys, kl, seconds, quants, skipping)
+
+
+def _neurons_read(lm: LM, profile: Profile) -> dict[str, float]:
+    """Share of an MLP that is read where silent neurons are skipped."""
+    cfg = lm.model.cfg
+    if cfg.act not in ZEROS or not cfg.gated:
+        return {}
+    active = float(np.mean([(gates > 0).mean() for gates in profile.gates.values()]))
+    return {"up": (1 + active) / 2, "down": active}
+
+
+def _dials(
+    own: str, keys: Mapping[Key, F64], kl: Mapping[Key, float], seconds: Mapping[str, Mapping[str, F64]],
+    quants: Sequence[str], skipping: bool,
+) -> dict[str, Sites]:  # fmt: skip
+    out = {TOGETHER: sites(own, keys, kl, seconds, quants, skipping)}
+    if len(quants) > 1 and skipping:
+        out["kwta alone"] = sites(own, keys, kl, seconds, [own], True)
+        out["mix alone"] = sites(own, keys, kl, seconds, quants, False)
+    return out
+
+
+def _never(curve: F64) -> F64:
+    """A place that is not to skip channels."""
+    out: F64 = curve + 1e9 * (curve > 0)
+    return out

@@ -1,0 +1,182 @@
+"""Plans tried end to end: how far from dense, and how much faster, each figure measured once and kept in the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ralo.bench import Engine, Ralo, measure
+from ralo.compose import compose
+from ralo.guard import Guard
+from ralo.lm import LM
+from ralo.model import Dense
+from ralo.modes import Mode
+from ralo.plan import tables_of
+from ralo.profile import Profile
+from ralo.quality import F64, losses, perplexity
+from ralo.sampling import Sampler, Sampling
+from ralo.sequence import Sequence as TextState
+from ralo.tune.record import Record
+
+WINDOW = 1024  # tokens that quality is measured in, where no longer context is asked for
+LONG = 2048  # context from which quality is measured there too: modes that choose keys work from about here on
+TOKENS, ROUNDS = 64, 15  # of a speed measurement
+QUICK = 8192  # tokens of text that modes are looked at with before any is chosen
+PROMPT = 512  # tokens of a request's prompt, where throughput counts
+SLACK = 0.5  # points that the upper end of the interval may be above the budget
+UNSEEN = 0.005  # points of perplexity that no measurement tells from nothing
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a plan costs: the worst over the contexts it was measured at."""
+
+    delta_ppl_pct: float
+    low: float
+    high: float
+    kl: float
+    top1_agree: float
+    tokens: int
+
+    def fits(self, max_dppl: float) -> bool:
+        return self.delta_ppl_pct <= max_dppl + UNSEEN and self.high <= max_dppl + SLACK
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much faster than dense, at one context."""
+
+    ctx: int
+    speedup: float
+    low: float
+    high: float
+    tok_s: float
+    dense_tok_s: float
+
+
+@dataclass
+class Texts:
+    """Three texts: what costs are learned on, what plans are tuned on, and what the best ones are checked on."""
+
+    look: list[int]
+    dial: list[int]
+    check: list[int]
+
+
+@dataclass
+class Trials:
+    lm: LM
+    record: Record
+    texts: Texts
+    contexts: Sequence[int]
+    goal: str = "latency"
+    profile: Profile | None = None
+    _prompts: dict[int, TextState] = field(default_factory=dict)
+    _dense: F64 | None = None  # losses on the text to tune on
+
+    def loss(self, modes: Sequence[Mode], quick: bool = False) -> Loss:
+        """On the text to check with; `quick`: on some of the text to tune on. The worst of the contexts counts."""
+
+        def found() -> dict[str, Any]:
+            self.use(modes)
+            text = self.texts.dial[: QUICK + 1] if quick else self.texts.check
+            each = [self._quality(text, self.window, 0)]
+            if LONG <= self.longest < len(text):
+                each.append(self._quality(text[: self.longest + 1], self.longest, self.longest // 2))
+            return {"each": each}
+
+        each = self.record.get(f"{'quick ' * quick}loss of {key_of(modes)}", found)["each"]
+        return max((Loss(**q) for q in each), key=lambda q: q.delta_ppl_pct)
+
+    def delta(self, modes: Sequence[Mode]) -> float:
+        """Percent of perplexity on the text to tune on, in short windows."""
+
+        def found() -> dict[str, Any]:
+            text, model = self.texts.dial, self.lm.model
+            if self._dense is None:
+                self.use(())
+                self._dense = losses(model, text, self.window, self.lm.kv, exact=False)
+            self.use(modes)
+            ours = losses(model, text, self.window, self.lm.kv, exact=False)
+            return {"delta_ppl_pct": 100 * math.expm1(float((ours - self._dense).mean()))}
+
+        return float(self.record.get(f"delta of {key_of(modes)}", found)["delta_ppl_pct"])
+
+    @property
+    def window(self) -> int:
+        return min(WINDOW, self.lm.model.cfg.max_context)
+
+    def _quality(self, text: Sequence[int], ctx: int, first: int) -> dict[str, Any]:
+        q = perplexity(self.lm.model, text, ctx, self.lm.kv, exact=False, first=first)
+        (low, high), kl = q.ci95, q.kl
+        return {"delta_ppl_pct": q.delta_ppl_pct, "low": low, "high": high, "kl": kl, "top1_agree": q.top1_agree,
+                "tokens": q.tokens}  # fmt: skip
+
+    def gains(self, modes: Sequence[Mode]) -> list[Gain]:
+        def found() -> dict[str, Any]:
+            self.use(modes)
+            return {"gains": [self._gain(ctx) for ctx in self.contexts]}
+
+        return [Gain(**g) for g in self.record.get(f"{self.goal} of {key_of(modes)}", found)["gains"]]
+
+    def _gain(self, ctx: int) -> dict[str, Any]:
+        lm = self.lm
+        engines = {"ralo": self._engine(lm.runner(Sampler(Sampling(temperature=0))), ctx)}
+        engines["dense"] = self._engine(Dense(lm.model), ctx)
+        named: dict[str, Engine] = dict(engines)
+        if self.goal == "throughput":
+            named = {name: Requests(engine) for name, engine in engines.items()}
+        samples = measure(named, "decode", ctx, TOKENS, ROUNDS)
+        ratio, (low, high) = samples.ratio("ralo", "dense")
+        return {"ctx": ctx, "speedup": ratio, "low": low, "high": high, "tok_s": samples.median("ralo"),
+                "dense_tok_s": samples.median("dense")}  # fmt: skip
+
+    def _engine(self, runner: Any, ctx: int) -> Ralo:
+        """After a prompt that is run once: prompts are dense, whatever runs after them."""
+        engine = Ralo(self.lm, runner, self.texts.dial)
+        if ctx not in self._prompts:
+            self._prompts[ctx] = self.lm.new_sequence()
+            self.lm.model.prefill([self.texts.dial[i % len(self.texts.dial)] for i in range(ctx)], self._prompts[ctx],
+                                  dense=True)  # fmt: skip
+        engine.seq = self._prompts[ctx].clone()
+        return engine
+
+    def use(self, modes: Sequence[Mode]) -> None:
+        """These modes, under a guard that has seen nothing yet."""
+        self.lm.use(compose([]), self.profile)
+        self.lm.guard = Guard(self.lm.model, self.lm.guard.options)
+        self.lm.use(compose(modes), self.profile)
+
+    @property
+    def longest(self) -> int:
+        return max(self.contexts)
+
+
+@dataclass
+class Requests:
+    """Whole requests: a prompt, then the answer."""
+
+    engine: Ralo
+
+    def start(self, ctx: int) -> None:
+        self.engine.start(ctx)
+
+    def prefill(self, tokens: int) -> float:
+        return self.engine.prefill(tokens)
+
+    def decode(self, tokens: int) -> float:
+        room = self.engine.runner.cfg.max_context - len(self.engine.seq) - tokens - 2
+        return self.engine.prefill(min(PROMPT, room)) + self.engine.decode(tokens)
+
+
+def key_of(modes: Sequence[Mode]) -> str:
+    """A short name for what a plan does."""
+    if not modes:
+        return "dense"
+    written = json.dumps(tables_of(modes), sort_keys=True)
+    names = "+".join(mode.name for mode in modes)
+    return f"{names} {hashlib.blake2b(written.encode(), digest_size=6).hexdigest()}"
