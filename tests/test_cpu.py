@@ -113,3 +113,10 @@ def test_a_level_the_cpu_has(only_base, monkeypatch):
     monkeypatch.setenv("RALO_ISA", "base")
     cpu.setup(2)
     assert only_base == ["base", 2]
+
+
+def test_the_name_of_the_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu, "INFO", tmp_path / "cpuinfo")
+    assert cpu.name()  # of a system without such a file: something
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\n\nmodel name\t: Other\n")
+    assert cpu.name() == "Fast CPU @ 3 GHz"

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ralo import plot
+from ralo import drawing, plot
 from ralo.errors import RaloError
 
 
@@ -51,7 +51,7 @@ def test_lengths_are_the_values(tmp_path: Path) -> None:
     _, svg = drawn(tmp_path, BOTH)
     strokes = [(p.get("class"), float(p.get("stroke-width") or 0), ends(p)) for p in svg.iter("polyline")]
     ours, theirs = (
-        [b[0] - a[0] for c, w, (a, b) in strokes if (c, w) == (kind, plot.BAR)] for kind in ("ralo", "peer")
+        [b[0] - a[0] for c, w, (a, b) in strokes if (c, w) == (kind, drawing.BAR)] for kind in ("ralo", "peer")
     )
     assert ours[0] == pytest.approx(2 * theirs[0], abs=0.2) == pytest.approx(2 * ours[1], abs=0.2)
     spread = next(b[0] - a[0] for c, w, (a, b) in strokes if (c, w) == ("ink", 1.5))
@@ -90,7 +90,7 @@ def test_without_a_peer_and_at_one_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("top", "step"), [(1, 0.5), (3, 1), (5, 2), (754, 200), (1000, 500)])
 def test_grid_lines_have_round_numbers(top: float, step: float) -> None:
-    assert plot._step(top) == pytest.approx(step)
+    assert drawing.step(top) == pytest.approx(step)
 
 
 def test_png(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -70,6 +71,7 @@ def run(prog: str, args: Sequence[str]) -> int:
     module = import_module(f"ralo.commands.{name}")
     parser = Parser(prog=prog, description=module.__doc__, epilog=NOTE, allow_abbrev=False)
     module.add_arguments(parser)
+    parser.set_defaults(command=shlex.join(("ralo", *args)))  # for what is written to be read later
     return int(module.run(parser.parse_args(args[1:])))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 from ralo import _core
@@ -10,6 +11,17 @@ from ralo.errors import RaloError
 
 CGROUP = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
+INFO = Path("/proc/cpuinfo")
+
+
+def name() -> str:
+    """What this CPU calls itself, for people."""
+    try:
+        lines = INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, [*named, platform.processor(), platform.machine()]), "unknown")
 
 
 def default_threads() -> int:

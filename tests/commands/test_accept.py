@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 
 import pytest
 from commandline import refused
 from tiny import write_hf
 
-from ralo.accept import ACCEPT
+from ralo import __version__
+from ralo.accept import ACCEPT, Row
 from ralo.cli import main
 from ralo.modes import MODES
 
@@ -97,6 +100,26 @@ def test_rows_of_tt(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     ):
         assert rows[line]["pass"] is True, rows[line]
     assert {"mlp at int8: factored layers / the same dense", "mlp at int8: Δppl % on held-out text"} < set(rows)
+
+
+def test_page(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row("kwta", "a <line>", "≥ 2", "1.5", False), Row("kwta", "another", "holds", "yes", True)]
+    monkeypatch.setitem(ACCEPT, "kwta", lambda task, opened, say: rows)
+    page = tmp_path / "found.html"
+    assert main(["accept", "-m", str(tiny), "--only", "kwta", "--html", str(page)]) == 1
+    assert "1 of 2 lines hold" in capsys.readouterr().out
+    text = html.unescape(re.sub(r"<[^>]*>", "\n", page.read_text(encoding="utf-8")))
+    lines = [line for line in text.splitlines() if line]
+    assert {"a <line>", "FAIL", "another", "PASS", "1 of 2", "1 FAIL", str(tiny), __version__} < set(lines)
+    assert f"ralo accept -m {tiny} --only kwta --html {page}" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("found.txt", "--html FILE must end in .html"), ("no/found.html", "cannot be written: No such file or directory")],
+)
+def test_a_page_that_cannot_be_written_is_told_before_any_work(tmp_path: Path, name: str, message: str, capsys) -> None:
+    assert message in refused(capsys, "accept", "-m", tmp_path / "no model", "--html", tmp_path / name)
 
 
 @pytest.mark.parametrize(

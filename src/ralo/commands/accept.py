@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ralo import screen
+from ralo import __version__, _core, cpu, report, screen
 from ralo.accept import ACCEPT, Row, Task
 from ralo.commands.run import open_model
 from ralo.errors import RaloError
@@ -14,6 +15,7 @@ from ralo.lm import LM, LoadOptions
 from ralo.matrix import QUANTS
 from ralo.options import add_flags, add_json, flag, nearest, read_flags
 from ralo.plan import Setup
+from ralo.report import Report
 
 ANY = 1.10  # what the documents ask of any model
 # What this project asks of its own reference models, by the name of their directory: precision -> speed-up, and Δppl.
@@ -34,6 +36,7 @@ class AcceptOptions(LoadOptions):
     profile: str = flag(
         "", "calibration profile of the model; without it, one beside the model or a new one", metavar="FILE"
     )
+    html: str = flag("", "write the lines into this page too, .html", metavar="FILE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     options = read_flags(AcceptOptions, args)
     modes = [_mode(name) for name in options.only.split(",")] if options.only else list(ACCEPT)
     task = _task(options)
+    if options.html:
+        report.check(Path(options.html))
 
     def opened(quant: str) -> LM:
         return _open(options, quant)
@@ -57,9 +62,19 @@ def run(args: argparse.Namespace) -> int:
     columns = ["mode", "line", "target", "value", ""]
     shown = [[r.mode, r.line, r.target, r.value, "PASS" if r.passed else "FAIL"] for r in rows]
     screen.table(columns, shown, f"{options.model}: {sum(r.passed for r in rows)} of {len(rows)} lines hold")
+    if options.html:
+        report.write(Path(options.html), _report(task, rows, args.command))
     if args.json:
         screen.json_line({"model": options.model, "pass": passed, "rows": [r.to_dict() for r in rows]})
     return 0 if passed else 1
+
+
+def _report(task: Task, rows: Sequence[Row], command: str) -> Report:
+    hold = sum(row.passed for row in rows)
+    about = {"CPU": cpu.name(), "threads": f"{_core.threads()}, {_core.level()}", "precision": ", ".join(task.quants)}
+    about |= {"quality": f"{task.tokens} tokens of held-out text", "ralo": __version__, "command": command}
+    note = "all of them" if hold == len(rows) else f"{len(rows) - hold} FAIL"
+    return Report(task.model, about, [("lines that hold", f"{hold} of {len(rows)}", note)], rows=rows)
 
 
 def _mode(name: str) -> str:
