@@ -141,7 +141,7 @@ every = 9
     [
         (
             "[kwtaa]\nk = 0.5",
-            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, tt, mix, state-pack, kwta, event, guard, profile, about)",
+            "unknown key 'kwtaa'; did you mean kwta? (keys: proc, tt, mix, state-pack, kwta, event, guard, profile,",
         ),
         ("[kwta]\ndutty = 2", "[kwta] has no key 'dutty'; did you mean duty? (keys: on, k,"),
         ("[kwta]\nk = 2", "[kwta] k must be a number from 0.01 to 1, got '2'"),
