@@ -103,6 +103,9 @@ def _table(record: type[Any], table: Mapping[str, Any], name: str, path: Path | 
             where = [_override(record, entry, f"{path}: [[{name}.where]]") for entry in _entries(value, name, path)]
         else:
             values |= _value(record, key, value, f"{path}: [{name}]")
+    if path and values.get("pack"):
+        beside = path.parent / values["pack"]  # as a profile is; else as it was said
+        values["pack"] = str(beside) if beside.exists() else values["pack"]
     return values | ({"where": tuple(where)} if where else {})
 
 

@@ -17,7 +17,8 @@ from ralo.errors import RaloError
 from ralo.formats import packed
 from ralo.formats.checkpoint import Checkpoint
 from ralo.lm import LoadOptions
-from ralo.modes import TT, Proc
+from ralo.mix.pack import pack_mix
+from ralo.modes import TT, Mix, Proc
 from ralo.neurons import Order, order_of
 from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.plan import read_toml, settings_of
@@ -27,7 +28,7 @@ from ralo.proc.pack import bits_a_weight, pack_proc
 from ralo.tt.pack import pack_tt
 from ralo.weights import Weights, build
 
-M = TypeVar("M", Proc, TT)
+M = TypeVar("M", Proc, TT, Mix)
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ class PackOptions(LoadOptions):
     output: str = flag("", "directory to write; must not exist", short="-o", metavar="DIR")
     order: str = flag("", "profile by which neurons that win together are put together", metavar="FILE")
     order_block: int = flag(32, "neurons of a block in that order", low=2, high=1024)
-    plan: str = flag("", "TOML file whose [proc] or [tt] says how, by layer and site too", metavar="FILE")
+    plan: str = flag("", "TOML file whose [proc], [tt] or [mix] says how, by layer and site too", metavar="FILE")
     text: str = flag("", "text (UTF-8) that weights are made for; without one, novels that ship", metavar="FILE")
     tokens: int = flag(16384, "tokens of it", low=512, high=1 << 20)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, PackOptions)
-    for mode in (Proc, TT):
+    for mode in (Proc, TT, Mix):
         add_flags(parser.add_argument_group(f"{mode.name} (made here, used by run and others)"), mode, prefix=mode.name)
     add_json(parser)
 
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
     packed.unfinished(to)  # before the work, not after it
     if packed.is_packed(Path(options.model)):
         raise RaloError(f"{options.model}: is packed already")
-    proc, tt = _asked(Proc, args, options), _asked(TT, args, options)
-    if proc and tt:
-        raise RaloError("--proc-sparse and --tt make a pack each: pack twice, and run with --proc-pack and --tt-pack")
+    proc, tt, mix = _asked(Proc, args, options), _asked(TT, args, options), _asked(Mix, args, options)
+    if sum(map(bool, (proc, tt, mix))) > 1:
+        each = "--proc-sparse, --tt and --mix make a pack each"
+        raise RaloError(f"{each}: pack twice, and run with --proc-pack and --tt-pack or --mix-pack")
     cpu.setup(options.threads)
     ckpt = loader.open_checkpoint(options.model)
     tokenizer = ckpt.tokenizer()  # likewise
@@ -67,13 +69,14 @@ def run(args: argparse.Namespace) -> int:
     with screen.progress("packing weights") as bar:
         cfg, weights = build(ckpt, loader.DEFAULT_QUANT if options.quant == "auto" else options.quant, bar, orders)
     said: dict[str, object] = {"path": str(to), "quant": weights.quant}
-    if proc or tt:
+    if proc or tt or mix:
         tokens = tokenizer.encode(read_text(Path(options.text)) if options.text else texts.read("calibration"))
         if len(tokens) < 512:
             raise RaloError(f"the text has {len(tokens)} tokens; new weights need at least 512, better 16384")
         tokens = tokens[: options.tokens]
         said |= _pack_proc(ckpt, cfg, weights, proc, tokens, to) if proc else {}
         said |= _pack_tt(ckpt, cfg, weights, tt, tokens, to) if tt else {}
+        said |= _pack_mix(ckpt, cfg, weights, mix, tokens, to) if mix else {}
     else:
         packed.save(ckpt, weights, to)
     said["bytes"] = sum(f.stat().st_size for f in to.iterdir())
@@ -128,6 +131,18 @@ def _pack_tt(
     )
     said = {"factored": about.matrices, "refused": about.refused}
     return {**said, "seconds": seconds, "resumed_layers": built.resumed}
+
+
+def _pack_mix(
+    ckpt: Checkpoint, cfg: ModelConfig, weights: Weights, mode: Mix, tokens: list[int], to: Path
+) -> dict[str, object]:
+    clock = time.monotonic()
+    with screen.progress("rounding weights") as bar:
+        built = pack_mix(ckpt, cfg, weights, mode, tokens, to, bar)
+    seconds, made = time.monotonic() - clock, built.about.matrices
+    went_on = f", {built.resumed} layers were there already" if built.resumed else ""
+    print(f"{to}: {len(made)} matrices are coarser than {weights.quant}, {seconds:.0f} s{went_on}")
+    return {"matrices": len(made), "seconds": seconds, "resumed_layers": built.resumed}
 
 
 def _by_layer(row: Sequence[str]) -> tuple[int, str]:

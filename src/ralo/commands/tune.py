@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ralo import _core, cpu, profile, screen
+from ralo import _core, cpu, profile, report, screen
 from ralo.commands.run import counted, open_model, read_text
 from ralo.errors import RaloError
 from ralo.lm import LM, LoadOptions
-from ralo.modes import TT, Mode, Proc
+from ralo.modes import TT, Mix, Mode, Proc
 from ralo.modes.made import MadeMode
 from ralo.options import add_flags, add_json, flag, read_flags
 from ralo.plan import tables_of, write_toml
+from ralo.tune import shown
 from ralo.tune.record import Record
 from ralo.tune.search import Found, Search
 from ralo.tune.task import ENOUGH, GOALS, Wish, dials, known_profile, shipped, split
@@ -38,6 +40,8 @@ class TuneOptions(LoadOptions):
     output: str = flag("", "plan to write; what was measured goes beside it", short="-o", metavar="FILE.toml")
     record: str = flag("", "measurements to go on from, and to add to; without it, beside the plan", metavar="FILE")
     tt_pack: str = flag("", "factors that may stand in for weights (ralo pack --tt=on)", metavar="DIR")
+    mix_pack: str = flag("", "int4 weights that make up for their rounding (ralo pack --mix=on)", metavar="DIR")
+    html: str = flag("", "write what was found into this page too, .html", metavar="FILE")
     proc_pack: str = flag("", "procedural weights that may (ralo pack --proc-sparse=on)", metavar="DIR")
 
 
@@ -49,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = read_flags(TuneOptions, args)
     path = plan_path(options.output)
+    if options.html:
+        report.check(Path(options.html))
     text = read_text(Path(options.text)) if options.text else ""
     # A checkpoint is tuned at int8, and int4 is one of the options.
     lm = open_model(LoadOptions(options.model, "auto", options.kv, options.threads))
@@ -60,9 +66,13 @@ def run(args: argparse.Namespace) -> int:
     with screen.steps() as say:
         search.say = say
         best = search.run()
-    if best is None:
-        save(path, lm, search, Found("dense", (), search.trials.loss(()), tuple(search.trials.gains(()))), options)
+    if best:
+        record.note(f"{shown.AT}{options.max_dppl:g}", shown.kept(best))
+    else:
+        save(path, lm, None, options)
     show(path, search, options)
+    if options.html:
+        report.write(Path(options.html), shown.report(search, options.model, facts(lm, args.command)))
     if args.json:
         screen.json_line(said(path, lm, search))
     return 0
@@ -123,10 +133,10 @@ def prepared(lm: LM, wish: Wish, parts: Texts, record: Record, options: TuneOpti
         tick = bar or (lambda share: None)
         beside = profile_path(path, options)
         found = known_profile(lm, beside, parts.look, record, tick)
-        sites = dials(lm, found, wish, parts.look, record, tick)
+        sites = dials(lm, found, wish, Mix(pack=options.mix_pack), parts.look, record, tick)
     trials = Trials(lm, record, parts, wish.contexts, wish.goal, found)
     search = Search(trials, options.max_dppl, sites, made)
-    search.better = lambda best: save(path, lm, search, best, options)
+    search.better = lambda best: save(path, lm, best, options)
     return search
 
 
@@ -140,12 +150,18 @@ def profile_path(path: Path, options: TuneOptions) -> Path:
     return Path(options.record).with_suffix(".profile") if options.record else path.with_suffix(".profile")
 
 
-def save(path: Path, lm: LM, search: Search, best: Found, options: TuneOptions) -> None:
+def save(path: Path, lm: LM, best: Found | None, options: TuneOptions) -> None:
+    """The plan, with what was measured of it; None: no mode on."""
     told: dict[str, Any] = about(lm, options) | {"max_dppl": options.max_dppl, "profile": options.goal}
-    told |= {"found": best.name, "speed": round(best.speed, 4)}
-    told |= {name: round(value, 5) for name, value in asdict(best.loss).items()}
-    told["measured"] = [{k: round(v, 4) for k, v in asdict(gain).items()} for gain in best.gains]
-    write_toml(path, {"profile": profile_path(path, options).name, "about": told, **tables_of(best.modes)})
+    if best:
+        told |= {"found": best.name, "speed": round(best.speed, 4)}
+        told |= {name: round(value, 5) for name, value in asdict(best.loss).items()}
+        told["measured"] = [{k: round(v, 4) for k, v in asdict(gain).items()} for gain in best.gains]
+    modes = tables_of(best.modes) if best else {}
+    for table in modes.values():
+        if table.get("pack"):
+            table["pack"] = os.path.relpath(table["pack"], path.parent)
+    write_toml(path, {"profile": profile_path(path, options).name, "about": told, **modes})
 
 
 def show(path: Path, search: Search, options: TuneOptions) -> None:
@@ -164,6 +180,12 @@ def show(path: Path, search: Search, options: TuneOptions) -> None:
     else:
         print(f"{path}: {search.best.name}, {search.best.speed:.2f}x dense")
     print(f"{record.spent:.0f} s of measurements, {record.fresh} of them new; ralo run --plan {path} runs it")
+
+
+def facts(lm: LM, command: str) -> dict[str, str]:
+    """What the figures were measured with."""
+    out = {"CPU": cpu.name(), "threads": f"{_core.threads()}, {_core.level()}", "precision": lm.quant}
+    return out | {"cache": lm.kv, "ralo": __version__, "command": command}
 
 
 def said(path: Path, lm: LM, search: Search) -> dict[str, Any]:

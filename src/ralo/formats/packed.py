@@ -26,6 +26,7 @@ from ralo.formats.checkpoint import Checkpoint
 from ralo.formats.mapped import StoredTensor, read_small
 from ralo.formats.strict_json import parse_object
 from ralo.matrix import QUANTS, Matrix, padded
+from ralo.mix.about import AboutMix
 from ralo.proc.about import AboutProc
 from ralo.remake.about import About
 from ralo.tt.about import AboutTT
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
     from ralo.tokenizer import Tokenizer
 
 FORMAT = 1  # raised when the layout changes; other numbers are refused
-MADE: dict[int, type[About]] = {2: AboutProc, 3: AboutTT}  # formats of packs with weights that were made for them
+MADE: dict[int, type[About]] = {
+    2: AboutProc,
+    3: AboutTT,
+    4: AboutMix,
+}  # formats of packs with weights that were made for them
 A = TypeVar("A", bound=About)
 INFO, WEIGHTS = "ralo.json", "weights.safetensors"
 LONGEST_INFO = 4_000_000  # bytes

@@ -1,8 +1,8 @@
 """Mixed precision: at some places coarser weights stand in for the model's own.
 
 Idea: int4 weights are half the bytes of int8 ones, and some places hardly feel it. Off point: off (the model's own
-weights). Cost: the coarser weights are kept beside the model's own, which prompts and comparisons still read. Limits: a
-place that is as coarse already, or whose weights another mode makes, stays as it is.
+weights). Cost: beside the model the coarser weights are kept too, which is what prompts and comparisons do not read; a
+pack has them alone. Limits: a place that is as coarse already, or whose weights another mode makes, stays as it is.
 """
 
 from __future__ import annotations
@@ -11,75 +11,72 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-import numpy as np
-
 from ralo import _core
 from ralo.matrix import QUANTS, Matrix
 from ralo.memory import Arena
+from ralo.mix.about import AboutMix
+from ralo.mix.matrix import CoarseMatrix, rounded
 from ralo.modes.base import SWITCH, TARGETS, LayerSlots, LayerView, Mode
+from ralo.modes.made import MadeMode
 from ralo.options import flag
-from ralo.remake.values import values
-from ralo.weights import LayerWeights
+from ralo.remake.about import About
 
 COARSE = ("int8", "int4")
 
 
 @dataclass(frozen=True)
-class Coarse:
-    matrix: Matrix
-    replaced: int  # bytes of the weights that it stands in for
-
-
-@dataclass(frozen=True)
-class Mix(Mode):
-    """Mixed precision: weights of fewer bits at the places that bear it."""
+class Mix(MadeMode):
+    """Mixed precision: weights of fewer bits at the places that bear it. Better ones are made by ralo pack."""
 
     name: ClassVar[str] = "mix"
+    about: ClassVar[type[About]] = AboutMix
+    matrices: ClassVar[tuple[type[Matrix], ...]] = (CoarseMatrix,)
+    fixed: ClassVar[tuple[str, ...]] = ("quant",)
     metrics: ClassVar[Mapping[str, str]] = {
         "enabled": "places that read coarser weights",
         "mem_ratio": "their bytes, as a share of those they stand in for",
     }
 
     on: str = flag("on", "coarser weights at some places", choices=SWITCH, name="mix")
+    pack: str = flag("", "pack whose coarser weights stand in for the model's (ralo pack --mix=on)", metavar="DIR")
     quant: str = flag("int4", "how coarse", choices=COARSE)
     target: str = flag("both", "where", choices=tuple(TARGETS))
 
-    made: tuple[Mapping[str, Coarse], ...] | None = None  # by `prepare`: per layer and place
-
-    @property
-    def enabled(self) -> bool:
-        return self.on == "on"
+    finer: tuple[Mapping[str, int], ...] = ()  # by `prepare`: per layer and place, bytes that are stood in for
 
     @classmethod
     def off(cls) -> Self:
         return cls(on="off")
 
     def prepare(self, views: list[LayerView]) -> Mode:
-        arena = Arena()
-        return replace(self, made=tuple(self._layer(view, arena) for view in views))
+        """From the pack; such as the model itself has; or else its own weights, rounded."""
+        own = any(isinstance(getattr(v.weights, p), CoarseMatrix) for v in views for p in TARGETS[self.target])
+        ready = super().prepare(views) if self.pack or own else self._rounded(views)
+        assert isinstance(ready, Mix) and ready.loaded is not None
+        finer = tuple(
+            {place: getattr(view.weights, place).nbytes for place in made}
+            for view, made in zip(views, ready.loaded, strict=True)
+        )
+        return replace(ready, finer=finer)
 
-    def _layer(self, view: LayerView, arena: Arena) -> dict[str, Coarse]:
-        out = {}
-        for place in TARGETS[self.target]:
-            here, matrix = self.at(view.index, place), getattr(view.weights, place)
-            if here.enabled and matrix.quant in QUANTS and QUANTS.index(matrix.quant) < QUANTS.index(here.quant):
-                out[place] = Coarse(coarser(matrix, here.quant, arena), matrix.nbytes)
-        return out
-
-    def weights(self, view: LayerView) -> LayerWeights:
-        assert self.made is not None
-        return view.weights.using({place: made.matrix for place, made in self.made[view.index].items()})
+    def _rounded(self, views: list[LayerView]) -> Mode:
+        arena, layers = Arena(), []
+        for view in views:
+            here = {place: self.at(view.index, place) for place in TARGETS[self.target]}
+            on = {p: m.quant for p, m in here.items() if m.enabled and coarser_than(m.quant, getattr(view.weights, p))}
+            layers.append({p: rounded(getattr(view.weights, p), quant, arena) for p, quant in on.items()})
+        return replace(self, loaded=tuple(layers))
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
-        assert self.made is not None
-        for place, made in self.made[view.index].items():
-            matrix = made.matrix
-            slots.put(f"{place}_weights", CoarseSlot(made), self.name, matrix.quant, matrix.nbytes)
+        assert self.loaded is not None
+        for place, matrix in self.loaded[view.index].items():
+            slot = CoarseSlot(matrix, self.finer[view.index][place])
+            slots.put(f"{place}_weights", slot, self.name, matrix.quant, matrix.nbytes)
 
     @classmethod
     def measure(cls, slot: _core.Slot) -> Mapping[str, float]:
         assert isinstance(slot, CoarseSlot)
-        return {"slots": 1, "bytes": slot.made.matrix.nbytes, "replaced": slot.made.replaced}
+        return {"slots": 1, "bytes": slot.matrix.nbytes, "replaced": slot.replaced}
 
     @classmethod
     def totals(cls, counts: Mapping[str, float]) -> dict[str, float]:
@@ -93,16 +90,10 @@ class Mix(Mode):
 class CoarseSlot(_core.WeightSlot):
     """Holds the matrix, so that its figures can be shown."""
 
-    def __init__(self, made: Coarse) -> None:
-        super().__init__(made.matrix.core)
-        self.made = made
+    def __init__(self, matrix: Matrix, replaced: int) -> None:
+        super().__init__(matrix.core)
+        self.matrix, self.replaced = matrix, replaced  # bytes of the weights that it stands in for
 
 
-def coarser(matrix: Matrix, quant: str, arena: Arena) -> Matrix:
-    """The same weights, rounded once more."""
-    out = Matrix.empty(quant, matrix.ic, matrix.parts, matrix.bias is not None, arena)
-    rows = np.ascontiguousarray(values(matrix.quant, matrix.data, matrix.scales).T)
-    _core.pack(quant, rows, matrix.oc, 0, out.data, out.scales)
-    if matrix.bias is not None and out.bias is not None:
-        out.bias[:] = matrix.bias
-    return out
+def coarser_than(quant: str, matrix: Matrix) -> bool:
+    return matrix.quant in QUANTS and QUANTS.index(matrix.quant) < QUANTS.index(quant)

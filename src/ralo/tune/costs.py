@@ -10,23 +10,22 @@ import numpy as np
 from ralo import calibrate
 from ralo.calibrate import Far
 from ralo.lm import LM
-from ralo.memory import Arena
-from ralo.modes.base import LayerSlots
-from ralo.modes.mix import Coarse, CoarseSlot, coarser
+from ralo.modes.base import LayerSlots, LayerView
+from ralo.modes.mix import CoarseSlot, Mix
 from ralo.modes.share import F64, GRID, Key, costs, times
-from ralo.profile import Profile
+from ralo.profile import Profile, fingerprint
 from ralo.weights import PLACES, LayerWeights
 
 Progress = Callable[[float], None]
 
 
-def coarse_layers(lm: LM, quant: str) -> list[LayerWeights]:
-    """All of a model's layers at a coarser precision."""
-    arena = Arena()
-    return [
-        layer.using({place: coarser(getattr(layer, place), quant, arena) for place in PLACES})
-        for layer in lm.model.weights.layers
-    ]
+def coarse_layers(lm: LM, mix: Mix) -> list[LayerWeights]:
+    """All of a model's layers at a coarser precision, as the mode gives them."""
+    weights = lm.model.weights
+    model = fingerprint(weights)
+    views = [LayerView(i, lm.model.cfg, layer, None, model) for i, layer in enumerate(weights.layers)]
+    ready = mix.prepare(views)
+    return [ready.weights(view) for view in views]
 
 
 def coarse_kl(lm: LM, layers: Sequence[LayerWeights], tokens: Sequence[int], progress: Progress) -> dict[str, float]:
@@ -37,7 +36,7 @@ def coarse_kl(lm: LM, layers: Sequence[LayerWeights], tokens: Sequence[int], pro
     try:
         for done, (i, place) in enumerate(keys):
             slots = [LayerSlots() for _ in layers]
-            slots[i].put(f"{place}_weights", CoarseSlot(Coarse(getattr(layers[i], place), 0)), "tune", "")
+            slots[i].put(f"{place}_weights", CoarseSlot(getattr(layers[i], place), 0), "tune", "")
             model.use(slots)
             out[f"{i}.{place}"] = far.kl()
             progress((done + 1) / len(keys))

@@ -48,6 +48,11 @@ class Record:
             self.spent += float(self.known[name]["took"])
         return dict(self.known[name]["found"])
 
+    def note(self, name: str, found: Measured) -> None:
+        """Something to be remembered that took no measurement."""
+        self.known[name] = {"took": 0.0, "found": dict(found)}
+        self.save()
+
     @property
     def share(self) -> float:
         """Of the time, what is spent."""

@@ -37,6 +37,13 @@ class Found:
     loss: Loss
     gains: tuple[Gain, ...]
 
+    goal: str = "latency"
+
+    @property
+    def score(self) -> float:
+        """Times better than dense at what is asked for."""
+        return self.speed if self.goal != "memory" else self.gains[0].dense_nbytes / self.gains[0].nbytes
+
     @property
     def speed(self) -> float:
         """Geometric mean over the contexts."""
@@ -73,14 +80,14 @@ class Search:
             self.say(f"trying {f.name}")
             alone[f.name] = (f, self._try(f.name, f.modes, quick=True))
         chosen: tuple[Mode, ...] = ()
-        speed, kinds = 1.0, set[str]()
-        for f, found in sorted(alone.values(), key=lambda pair: -pair[1].speed):
+        score, kinds = 1.0, set[str]()
+        for f, found in sorted(alone.values(), key=lambda pair: -pair[1].score):
             both = joined(chosen, f.modes)
-            if f.kind in kinds or both is None or not self._affordable(f, found) or found.speed < WORTH:
+            if f.kind in kinds or both is None or not self._affordable(f, found) or found.score < WORTH:
                 continue
             tried = self._try(f"{f.name} and others", both, quick=True) if chosen else found
-            if tried.speed > WORTH * speed:
-                chosen, speed = both, tried.speed
+            if tried.score > WORTH * score:
+                chosen, score = both, tried.score
                 kinds.add(f.kind)
         return chosen
 
@@ -105,6 +112,7 @@ class Search:
     ) -> tuple[Mode, ...] | None:
         """Perplexity rises about as fast as the costs that were measured place by place: a few steps find the rest."""
         best, most, loss = None, -math.inf, aim / PERCENT_OF_KL
+        low, high = 0.0, math.inf  # costs that are known to hold, and not to
         for step in range(STEPS):
             self.say(f"dialling {name}, step {step + 1} of {STEPS}")
             modes = joined(frame, self._modes(sites, loss, neurons))
@@ -115,13 +123,15 @@ class Search:
                 best, most = modes, delta
             if CLOSE * aim <= delta <= aim:
                 break
-            loss *= min(FARTHEST, max(1 / FARTHEST, 0.5 * (1 + CLOSE) * aim / max(delta, 1e-3)))
+            low, high = (max(low, loss), high) if delta <= aim else (low, min(high, loss))
+            straight = loss * min(FARTHEST, max(1 / FARTHEST, 0.5 * (1 + CLOSE) * aim / max(delta, 1e-3)))
+            loss = straight if low < straight < high else (low * high) ** 0.5
         return best
 
     @staticmethod
     def _modes(sites: Sites, loss: float, neurons: bool) -> tuple[Mode, ...]:
         """What the dial says; neurons that are silent are for the frame to skip."""
-        found = modes_of(sites.within(loss), sites.own)
+        found = modes_of(sites.within(loss), sites.own, sites.mix)
         return tuple(replace(m, gate="off") if neurons and isinstance(m, KWTA) else m for m in found)
 
     def _drafts(self, frame: Sequence[Mode]) -> None:
@@ -134,8 +144,8 @@ class Search:
     def _try(self, name: str, modes: Sequence[Mode], quick: bool = False) -> Found:
         """`quick`: whether it holds is only looked at closely where it would be the best."""
         loss, gains = self.trials.loss(modes, quick), tuple(self.trials.gains(modes))
-        found = Found(name, tuple(modes), loss, gains)
-        if loss.fits(self.max_dppl) and found.speed > WORTH * (self.best.speed if self.best else 1.0):
+        found = Found(name, tuple(modes), loss, gains, self.trials.goal)
+        if loss.fits(self.max_dppl) and found.score > WORTH * (self.best.score if self.best else 1.0):
             found = replace(found, loss=self.trials.loss(modes))
             if found.loss.fits(self.max_dppl):
                 self.best = found

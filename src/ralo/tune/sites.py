@@ -29,6 +29,7 @@ class Sites:
     """Every option of every place, with what it costs."""
 
     own: str  # the model's precision
+    mix: Mix  # where the coarser weights are from
     options: Sequence[Option]
     costs: Costs
 
@@ -54,8 +55,8 @@ class Sites:
 
 
 def sites(
-    own: str, shares: Mapping[Key, F64], coarse: Mapping[Key, float], seconds: Mapping[str, Mapping[str, F64]],
-    quants: Sequence[str], skipping: bool,
+    own: str, mix: Mix, shares: Mapping[Key, F64], coarse: Mapping[Key, float],
+    seconds: Mapping[str, Mapping[str, F64]], quants: Sequence[str], skipping: bool,
 ) -> Sites:  # fmt: skip
     """Options from measured costs: `shares`: KL over GRID by key; `coarse`: KL of the coarse precision by key;
     `seconds`: precision -> place -> over GRID. `skipping`: whether channels may be left out."""
@@ -65,10 +66,10 @@ def sites(
     for key, lost in shares.items():
         quality[key] = np.concatenate([(0.0 if q == own else coarse[key]) + lost[kept] for q in quants])
         effort[key] = np.concatenate([seconds[q][key[1]][kept] for q in quants])
-    return Sites(own, options, Costs(quality, effort))
+    return Sites(own, mix, options, Costs(quality, effort))
 
 
-def modes_of(choice: Mapping[Key, Option], own: str) -> tuple[Mode, ...]:
+def modes_of(choice: Mapping[Key, Option], own: str, mix: Mix) -> tuple[Mode, ...]:
     """The dial's modes: the precision of each place, and the share of its channels."""
     coarse = sorted({o.quant for o in choice.values()} - {own})
     assert len(coarse) <= 1, "one coarser precision beside the model's own"
@@ -76,7 +77,9 @@ def modes_of(choice: Mapping[Key, Option], own: str) -> tuple[Mode, ...]:
     if coarse:
         fine = [key for key, o in choice.items() if o.quant == own]
         target = next(t for t, places in TARGETS.items() if {place for _, place in choice} <= set(places))
-        out.append(Mix(quant=coarse[0], target=target, where=tuple(_overrides({key: ("on", "off") for key in fine}))))
+        out.append(
+            replace(mix, quant=coarse[0], target=target, where=tuple(_overrides({key: ("on", "off") for key in fine})))
+        )
     fewer = {key: ("k", o.share) for key, o in choice.items() if o.share < 1}
     if fewer:
         out.append(KWTA(k=1.0, where=tuple(_overrides(fewer))))

@@ -12,6 +12,7 @@ from ralo import calibrate, texts
 from ralo import profile as profiles
 from ralo.errors import RaloError
 from ralo.lm import LM
+from ralo.modes import Mix
 from ralo.modes.base import ZEROS
 from ralo.modes.share import F64, Key, floor
 from ralo.profile import Profile
@@ -34,6 +35,10 @@ class Wish:
     quant: str  # auto, int8 or int4
     goal: str
     contexts: tuple[int, ...]
+
+    def mixes(self, own: str) -> bool:
+        """Whether coarser weights are an option beside the model's own."""
+        return own == "int8" and self.quant in ("auto", COARSE)
 
 
 def split(tokens: Sequence[int], seed: int) -> Texts:
@@ -74,7 +79,7 @@ def known_profile(lm: LM, beside: Path, look: Sequence[int], record: Record, pro
 
 
 def dials(
-    lm: LM, profile: Profile, wish: Wish, look: Sequence[int], record: Record, progress: Progress
+    lm: LM, profile: Profile, wish: Wish, mix: Mix, look: Sequence[int], record: Record, progress: Progress
 ) -> dict[str, Sites]:
     """The joint dial, and that of each mode alone."""
     own, layers = lm.quant, lm.model.weights.layers
@@ -85,17 +90,18 @@ def dials(
     seconds = {own: over_grid(profile.seconds)}
     quiet = _neurons_read(lm, profile)
     quants, kl = [own], {}
-    if wish.quant != own and own == "int8" and wish.quant in ("auto", COARSE):
-        coarse = coarse_layers(lm, COARSE)
-        measured = record.get(f"kl at {COARSE}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
-        kl = {key: max(0.0, measured[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) for key in keys}
-        seconds[COARSE] = over_grid(record.get(f"seconds at {COARSE}", lambda: coarse_seconds(coarse), must=True))
+    if wish.mixes(own):
+        coarse = coarse_layers(lm, mix)
+        of = f"{COARSE} {mix.pack}".strip()
+        found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
+        kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) for key in keys}
+        seconds[COARSE] = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True))
         if wish.goal == "memory":
             seconds = {own: bytes_over_grid(layers), COARSE: bytes_over_grid(coarse)}
         quants = [COARSE] if wish.quant == COARSE else [own, COARSE]
     if skipping:
         seconds = {q: {place: quiet.get(place, 1.0) * s for place, s in each.items()} for q, each in seconds.items()}
-    return _dials(own, keys, kl, seconds, quants, skipping)
+    return _dials(own, mix, keys, kl, seconds, quants, skipping)
 
 
 def _neurons_read(lm: LM, profile: Profile) -> dict[str, float]:
@@ -108,13 +114,13 @@ def _neurons_read(lm: LM, profile: Profile) -> dict[str, float]:
 
 
 def _dials(
-    own: str, keys: Mapping[Key, F64], kl: Mapping[Key, float], seconds: Mapping[str, Mapping[str, F64]],
+    own: str, mix: Mix, keys: Mapping[Key, F64], kl: Mapping[Key, float], seconds: Mapping[str, Mapping[str, F64]],
     quants: Sequence[str], skipping: bool,
 ) -> dict[str, Sites]:  # fmt: skip
-    out = {TOGETHER: sites(own, keys, kl, seconds, quants, skipping)}
+    out = {TOGETHER: sites(own, mix, keys, kl, seconds, quants, skipping)}
     if len(quants) > 1 and skipping:
-        out["kwta alone"] = sites(own, keys, kl, seconds, [own], True)
-        out["mix alone"] = sites(own, keys, kl, seconds, quants, False)
+        out["kwta alone"] = sites(own, mix, keys, kl, seconds, [own], True)
+        out["mix alone"] = sites(own, mix, keys, kl, seconds, quants, False)
     return out
 
 

@@ -13,7 +13,7 @@ from ralo.bench import Engine, Ralo, measure
 from ralo.compose import compose
 from ralo.guard import Guard
 from ralo.lm import LM
-from ralo.model import Dense
+from ralo.model import Dense, Model
 from ralo.modes import Mode
 from ralo.plan import tables_of
 from ralo.profile import Profile
@@ -56,6 +56,9 @@ class Gain:
     high: float
     tok_s: float
     dense_tok_s: float
+    nbytes: int  # of weights, the ones that are stood in for left out: what a pack of the plan takes
+    dense_nbytes: int
+    cache_nbytes: int
 
 
 @dataclass
@@ -125,17 +128,18 @@ class Trials:
 
     def _gain(self, ctx: int) -> dict[str, Any]:
         lm = self.lm
-        engines = {"ralo": self._engine(lm.runner(Sampler(Sampling(temperature=0))), ctx)}
-        engines["dense"] = self._engine(Dense(lm.model), ctx)
+        engines = {"ralo": self.engine(lm.runner(Sampler(Sampling(temperature=0))), ctx)}
+        engines["dense"] = self.engine(Dense(lm.model), ctx)
         named: dict[str, Engine] = dict(engines)
         if self.goal == "throughput":
             named = {name: Requests(engine) for name, engine in engines.items()}
         samples = measure(named, "decode", ctx, TOKENS, ROUNDS)
         ratio, (low, high) = samples.ratio("ralo", "dense")
         return {"ctx": ctx, "speedup": ratio, "low": low, "high": high, "tok_s": samples.median("ralo"),
-                "dense_tok_s": samples.median("dense")}  # fmt: skip
+                "dense_tok_s": samples.median("dense"), "nbytes": packed_bytes(lm.model),
+                "dense_nbytes": lm.model.weights.nbytes, "cache_nbytes": engines["ralo"].seq.nbytes}  # fmt: skip
 
-    def _engine(self, runner: Any, ctx: int) -> Ralo:
+    def engine(self, runner: Any, ctx: int) -> Ralo:
         """After a prompt that is run once: prompts are dense, whatever runs after them."""
         engine = Ralo(self.lm, runner, self.texts.dial)
         if ctx not in self._prompts:
@@ -171,6 +175,16 @@ class Requests:
     def decode(self, tokens: int) -> float:
         room = self.engine.runner.cfg.max_context - len(self.engine.seq) - tokens - 2
         return self.engine.prefill(min(PROMPT, room)) + self.engine.decode(tokens)
+
+
+def packed_bytes(model: Model) -> int:
+    stood_in: int = sum(
+        getattr(layer, name.removesuffix("_weights")).nbytes
+        for layer, slots in zip(model.weights.layers, model.slots, strict=True)
+        for name in slots.taken
+        if name.endswith("_weights")
+    )
+    return model.nbytes - stood_in
 
 
 def key_of(modes: Sequence[Mode]) -> str:
