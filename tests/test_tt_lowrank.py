@@ -123,7 +123,7 @@ def test_some_parts_are_kept(quant):
 def test_the_second_factor_is_fitted_to_the_rounded_first():
     """It makes up for some of what rounding the first one lost: nothing fits better behind it."""
     first, second = Weighed.of(LOW, MOMENTS).factors(20)
-    _, held = quantised("int4", lowrank._wide(first), {RANK: 20}, None)
+    _, held = quantised("int4", lowrank.wide(first), {RANK: 20}, None)
     held = held[:, :20]
     _, refitted = lowrank._second("f32", held, LOW, ONE, MOMENTS)
     assert missed(LOW, held @ refitted) < 0.8 * missed(LOW, held @ second)

@@ -22,7 +22,7 @@ std::map<std::string, double> dict_of(const Winners& w) {
           {"kept", number(c.kept)},
           {"held", number(c.held)},
           {"bytes_read", number(c.bytes_read)},
-          {"bytes_skipped", number(c.bytes_skipped)},
+          {"bytes_skipped", static_cast<double>(c.bytes_skipped)},
           {"changed", c.changed},
           {"compared", number(c.compared)},
           {"temp", w.chooser.rule.temp},

@@ -50,21 +50,51 @@ size_t run_neurons(const std::string& quant, Bytes data, ConstScales scales, std
   return neurons(w, list && !at ? &kNone : at, count, x.data(), y.data());
 }
 
+// Factors of a gate, the gate neuron by neuron, and how candidates are found. The factors are kept alive by Python.
+struct RankGuessObject {
+  Bytes data;
+  ConstScales scales;
+  RankGuess guess;
+  RankGuessObject(const Matrix& factors, const std::string& quant, size_t d, size_t f, Bytes data_, ConstScales scales_,
+                  float slack, size_t keep)
+      : data(std::move(data_)),
+        scales(std::move(scales_)),
+        guess{&factors.w, rows_of(quant, d, f, data, scales), slack, keep} {
+    need(factors.w.ic == d && factors.w.oc == padded(f), "the factors must give f outputs for d inputs");
+    need(slack == slack, "slack must be a number");
+  }
+};
+
 struct KwtaMlpObject : KwtaMlp {
   Bytes data;
   ConstScales scales;
   Norms norms;
+  nb::object kept;  // the guess
   KwtaMlpObject(const std::string& quant, size_t d, size_t f, Bytes data_, ConstScales scales_, Norms norms_,
-                size_t block, const std::string& pick, double amount, float temp, size_t duty, bool seed, bool zeros)
+                size_t block, const std::string& pick, double amount, float temp, size_t duty, bool seed, bool zeros,
+                const RankGuessObject* guess_)
       : KwtaMlp(rows_of(quant, d, f, data_, scales_),
-                {f, block, norms_ ? norms_->data() : nullptr, rule_of(pick, amount, temp)}, {duty, seed}, zeros),
+                {f, block, norms_ ? norms_->data() : nullptr, rule_of(pick, amount, temp)}, {duty, seed}, zeros,
+                guess_ ? guess_->guess : RankGuess{}),
         data(std::move(data_)),
         scales(std::move(scales_)),
         norms(std::move(norms_)) {
     need(block > 0 && duty > 0, "block and duty must be positive");
     if (norms) need(norms->shape(0) == f, "norms must be (f,)");
+    if (!guess_) return;
+    need(guess.gate.d == d && guess.gate.f == f && guess.gate.quant == rows.quant, "the guess is of another gate");
+    need(duty == 1, "guessed winners cannot be held: their gates may not be computed");
+    kept = nb::find(guess_);
   }
 };
+
+std::map<std::string, double> counts_of(const KwtaMlp& k) {
+  const auto number = [](uint64_t n) { return static_cast<double>(n); };
+  auto out = dict_of(k.winners);
+  out["guessed"] = number(k.guesses.guessed), out["candidates"] = number(k.guesses.candidates);
+  out["checked"] = number(k.guesses.checked), out["missed"] = number(k.guesses.missed);
+  return out;
+}
 
 }  // namespace
 
@@ -75,13 +105,19 @@ void bind_neurons(nb::module_& m) {
   m.def("neurons", run_neurons, nb::arg("quant"), array("data"), array("scales").none(), array("list").none(),
         array("x"), array("y"),
         "y[j] = x . neuron j for the j of an ascending list, or all; returns the bytes of weights read");
+  nb::class_<RankGuessObject>(m, "RankGuess", "Which gates may win, by factors of the gate")
+      .def(nb::init<const Matrix&, const std::string&, size_t, size_t, Bytes, ConstScales, float, size_t>(),
+           nb::arg("factors"), nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(),
+           nb::arg("slack"), nb::arg("keep") = 0, nb::keep_alive<1, 2>(),
+           "data, scales: rows of the gate. A candidate: guess + slack > 0; or, with keep, as many by |act(guess)| * "
+           "norm");
   nb::class_<KwtaMlpObject, MlpSlot>(m, "KwtaMlp",
                                      "Only the neurons with the largest |act(gate)| * norm are read of up and down")
       .def(nb::init<const std::string&, size_t, size_t, Bytes, ConstScales, Norms, size_t, const std::string&, double,
-                    float, size_t, bool, bool>(),
+                    float, size_t, bool, bool, const RankGuessObject*>(),
            nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(), array("norms").none(),
            nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"), nb::arg("duty"), nb::arg("seed"),
-           nb::arg("zeros"))
+           nb::arg("zeros"), nb::arg("guess").none() = nb::none(), "guess: gates that will hardly win are not read")
       .def_rw("plant", &KwtaMlpObject::plant, "the next winner gets a NaN: shows that the guard works")
-      .def("counts", [](const KwtaMlpObject& k) { return dict_of(k.winners); });
+      .def("counts", [](const KwtaMlpObject& k) { return counts_of(k); });
 }

@@ -115,6 +115,6 @@ size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, boo
     bytes = apply_some(l.weights(pass), won, l.bias, x, y, add);
   }
   winners.counts.bytes_read += bytes;
-  winners.counts.bytes_skipped += l.weights(pass).bytes() - bytes;
+  winners.counts.bytes_skipped += static_cast<int64_t>(l.weights(pass).bytes() - bytes);
   return bytes;
 }

@@ -39,10 +39,11 @@ struct Held : State {
 };
 
 struct KwtaCounts {
-  uint64_t steps, channels, kept;      // tokens; channels in all and those used
-  uint64_t held;                       // tokens that duty spared the choice
-  uint64_t bytes_read, bytes_skipped;  // of weights, while decoding
-  double changed;  // share of winners that had not won the step before, summed over `compared` steps
+  uint64_t steps, channels, kept;  // tokens; channels in all and those used
+  uint64_t held;                   // tokens that duty spared the choice
+  uint64_t bytes_read;             // of weights, while decoding
+  int64_t bytes_skipped;           // what dense would have read more; a look at a guess may take it below zero
+  double changed;                  // share of winners that had not won the step before, summed over `compared` steps
   uint64_t compared;
 };
 

@@ -1,7 +1,9 @@
-// One token reads the rows of up and the channels of down that won. Several tokens read all weights anyway: what did
-// not win is zero, which gives what the tokens would give one by one.
+// One token reads the rows of up and the channels of down that won, and where gates are guessed the rows of the gate
+// that may win. Several tokens read all weights anyway: what did not win is zero, which gives what the tokens would
+// give one by one.
 #include "modes/neurons.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -44,6 +46,46 @@ void KwtaMlp::join(const Channels& won, const float* a, const float* u, const fl
   if (plant && won.count) h[won.list[0]] = std::numeric_limits<float>::quiet_NaN(), plant = false;
 }
 
+// How many of the winners among all gates a (f) are candidates.
+void KwtaMlp::look(const Channels& likely, const float* a) {
+  static thread_local Buffer<uint32_t> lists;
+  uint32_t* won = lists.get(rows.f);
+  const size_t count = winners.chooser.choose(a, won);
+  for (size_t i = 0, at = 0; i < count; ++i) {
+    if (zeros && a[won[i]] == 0.f) continue;
+    while (at < likely.count && likely.list[at] < won[i]) ++at;
+    ++guesses.checked;
+    guesses.missed += at == likely.count || likely.list[at] != won[i];
+  }
+}
+
+// Of all act(gate) (f), zero where a neuron is no candidate: it cannot win.
+void KwtaMlp::keep(const Channels& likely, size_t position, float* a) {
+  if (RankGuess::checks(position)) look(likely, a);
+  for (size_t j = 0, at = 0; j < rows.f; ++j) {
+    const bool here = at < likely.count && likely.list[at] == j;
+    at += here;
+    if (!here) a[j] = 0.f;
+  }
+}
+
+// act(gate) of one token's candidates, zero elsewhere; false: the guess is not finite.
+bool KwtaMlp::likely_gates(const Mlp& m, const float* in, size_t position, float* gate, float* a, size_t& bytes) {
+  const float* bias = m.up.bias ? m.up.bias + m.gate : nullptr;
+  const bool check = RankGuess::checks(position);
+  return guess.candidates(m, in, 1, winners.chooser.norms, bytes, [&](size_t, const Channels& likely) {
+    guesses.guessed += m.f, guesses.candidates += likely.count;
+    if (!check) std::memset(gate, 0, m.f * sizeof(float));
+    bytes += neurons(guess.gate, check ? nullptr : likely.list, check ? m.f : likely.count, in, gate);
+    for (size_t i = 0; bias && i < (check ? m.f : likely.count); ++i) {
+      const size_t j = check ? i : likely.list[i];
+      gate[j] += bias[j];
+    }
+    kernels().act(m.act, gate, nullptr, m.f, a);
+    if (check) keep(likely, position, a);
+  });
+}
+
 size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
   static thread_local Buffer<float> gates, acts, hidden, ups;
   if (!zeros && winners.duty.seed && pass.past % winners.duty.every != 0) {  // dense, whatever the gate says
@@ -52,20 +94,29 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
   }
   const Mat& w = *m.up.w;
   float *gate = gates.get(w.oc), *a = acts.get(m.f), *h = hidden.get(m.f), *u = ups.get(m.f);
-  const Channels used =
-      taken(m.up.input, pass) ? m.up.input->choose(in, pass.past, kUp, pass) : Channels{nullptr, w.ic};
-  size_t bytes = apply_part(w, used, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
-  kernels().act(m.act, gate + m.gate, nullptr, m.f, a);
+  const bool others = taken(m.up.input, pass), guessed = guess && !others;
+  KwtaCounts& counts = winners.counts;
+  size_t bytes = 0;
+  if (guessed) {
+    const bool finite = likely_gates(m, in, pass.past, gate, a, bytes);
+    counts.bytes_read += bytes, counts.bytes_skipped -= static_cast<int64_t>(bytes);  // nothing is skipped for it yet
+    if (!finite) return bytes + dense(m, in, 1, x, pass);
+  } else {
+    const Channels used = others ? m.up.input->choose(in, pass.past, kUp, pass) : Channels{nullptr, w.ic};
+    bytes = apply_part(w, used, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
+    kernels().act(m.act, gate + m.gate, nullptr, m.f, a);
+  }
   const Channels won = choose(held, a, pass.past);
   if (won.count == m.f && !zeros) return bytes + all(m, in, x, pass);
   const size_t read = neurons(rows, won.list, won.count, in, u);
   bytes += read;
-  winners.counts.bytes_read += read;
-  winners.counts.bytes_skipped += w.bytes() > bytes ? w.bytes() - bytes : 0;  // rows of an odd width have more padding
+  counts.bytes_read += read;
+  if (guessed) counts.bytes_skipped -= static_cast<int64_t>(read);
   join(won, a, u, m.up.bias ? m.up.bias + m.value : nullptr, h);
-  if (kernels().finite(h, m.f)) return bytes + down(m, won, h, x, pass);
-  ++nonfinite;
-  return bytes + mlp_dense(m, in, 1, x, {pass.many, pass.past, nullptr});
+  if (!kernels().finite(h, m.f)) return bytes + dense(m, in, 1, x, pass);
+  const size_t paid = guessed ? 0 : std::min(bytes, w.bytes());  // rows of an odd width have more padding
+  counts.bytes_skipped += static_cast<int64_t>(w.bytes() - paid);
+  return bytes + down(m, won, h, x, pass);
 }
 
 // The gate sees only the channels that a slot in front of it chooses, `up` sees all: the map is computed once more.
@@ -85,6 +136,20 @@ size_t KwtaMlp::gates_of_winners(const Mlp& m, const float* in, size_t tokens, c
   return ::apply(*m.up.w, m.up.bias, x, tokens, out, false, pass.many);
 }
 
+// What likely_gates does, for several tokens whose gates (tokens, f) are all there.
+bool KwtaMlp::keep_likely(const Mlp& m, const float* in, size_t tokens, size_t past, float* a, size_t& bytes) {
+  const size_t d = m.up.w->ic;
+  for (size_t t = 0; t < tokens; t += kFewTokens) {
+    const auto use = [&](size_t i, const Channels& likely) {
+      guesses.guessed += m.f, guesses.candidates += likely.count;
+      keep(likely, past + t + i, a + (t + i) * m.f);
+    };
+    const size_t n = std::min(kFewTokens, tokens - t);
+    if (!guess.candidates(m, in + t * d, n, winners.chooser.norms, bytes, use)) return false;
+  }
+  return true;
+}
+
 size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
   static thread_local Buffer<float> ups, acts, hidden;
   const size_t stride = m.up.w->oc;
@@ -96,13 +161,14 @@ size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, f
     for (size_t t = first; t < first + n; ++t)
       kernels().act(m.act, gates + t * stride + m.gate, nullptr, m.f, a + t * m.f);
   });
+  if (guess && gates == up && !keep_likely(m, in, tokens, pass.past, a, bytes))
+    return bytes + dense(m, in, tokens, x, pass);
   for (size_t t = 0; t < tokens; ++t) {
     const Channels won = choose(held, a + t * m.f, pass.past + t);
     join(won, a + t * m.f, up + t * stride + m.value, nullptr, h + t * m.f);
   }
   if (kernels().finite(h, tokens * m.f)) return bytes + apply(m.down, h, tokens, x, true, pass);
-  ++nonfinite;
-  return bytes + mlp_dense(m, in, tokens, x, {pass.many, pass.past, nullptr});
+  return bytes + dense(m, in, tokens, x, pass);
 }
 
 // A slot in front of down chooses for itself, and counts what it reads.
@@ -110,7 +176,7 @@ size_t KwtaMlp::down(const Mlp& m, const Channels& won, const float* h, float* x
   if (taken(m.down.input, pass)) return apply(m.down, h, 1, x, true, pass);
   const size_t read = apply_some(*m.down.w, won, m.down.bias, h, x, true);
   winners.counts.bytes_read += read;
-  winners.counts.bytes_skipped += m.down.w->bytes() - read;
+  winners.counts.bytes_skipped += static_cast<int64_t>(m.down.w->bytes() - read);
   return read;
 }
 
@@ -119,4 +185,10 @@ size_t KwtaMlp::all(const Mlp& m, const float* in, float* x, const Pass& pass) {
   if (!taken(m.up.input, pass)) winners.counts.bytes_read += rows.bytes();
   if (!taken(m.down.input, pass)) winners.counts.bytes_read += m.down.w->bytes();
   return mlp_dense(m, in, 1, x, pass);
+}
+
+// Instead of something that is not finite.
+size_t KwtaMlp::dense(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+  ++nonfinite;
+  return mlp_dense(m, in, tokens, x, {pass.many, pass.past, nullptr});
 }

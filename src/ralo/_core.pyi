@@ -281,12 +281,21 @@ def neurons(quant: str, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, 
     y[j] = x . neuron j for the j of an ascending list, or all; returns the bytes of weights read
     """
 
+class RankGuess:
+    """Which gates may win, by factors of the gate"""
+
+    def __init__(self, factors: Matrix, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, slack: float, keep: int = 0) -> None:
+        """
+        data, scales: rows of the gate. A candidate: guess + slack > 0; or, with keep, as many by |act(guess)| * norm
+        """
+
 class KwtaMlp(MlpSlot):
     """
     Only the neurons with the largest |act(gate)| * norm are read of up and down
     """
 
-    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool) -> None: ...
+    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool, guess: RankGuess | None = None) -> None:
+        """guess: gates that will hardly win are not read"""
 
     @property
     def plant(self) -> bool:

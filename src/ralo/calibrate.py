@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.lm import LM
-from ralo.matrix import Matrix
+from ralo.matrix import QUANTS, Matrix
 from ralo.modes.base import LayerSlots
-from ralo.profile import Place, Profile, fingerprint
+from ralo.modes.guess import acts
+from ralo.profile import Guess, Place, Profile, fingerprint
 from ralo.quality import divergence, log_probs, scores
+from ralo.remake.values import values
+from ralo.tt.lowrank import Weighed
 from ralo.weights import PLACES, LayerWeights
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 Progress = Callable[[float], None]
 
 # Shares at which the cost in quality is measured: places that bear much are asked for less.
@@ -28,7 +32,8 @@ TIMED = (0.25, 0.5, 0.75, 1.0)
 SCORE_BITS = 17  # of a float's 31, the lower ones that a histogram of scores leaves out: 1.6 % of a value
 QUANTILES = 257
 WINNER_TOKENS = 512
-INPUT_TOKENS = 32
+INPUT_TOKENS = 128  # of the whole text: its first pages are not like the rest
+GUESS_RANK = 256  # of factors that guess a gate, at most
 CTX = 512  # tokens of a window: enough context, and little attention
 
 
@@ -69,6 +74,7 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
     finally:
         lm.model.use(*before)
     places = {key: Place(s.norms, s.moments(), s.quantiles(), kl[key]) for key, s in seen.items()}
+    guesses = {layer: guess for layer, moments in mlps.moments.items() if (guess := gate_guess(lm, layer, moments))}
     return Profile(
         fingerprint(lm.model.weights),
         len(tokens) - 1,
@@ -77,6 +83,7 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
         mlps.winners,
         mlps.gates,
         mlps.inputs,
+        guesses,
     )
 
 
@@ -84,14 +91,19 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
 class Mlps:
     """What was seen of every layer's MLP."""
 
+    every: int  # tokens, of which one is kept as it came in
     winners: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     gates: dict[int, F32] = field(default_factory=dict)
     inputs: dict[int, F32] = field(default_factory=dict)
+    moments: dict[int, F64] = field(default_factory=dict)  # layer -> (D, D): sum of x x^T, where there is a gate
 
-    def see_input(self, lm: LM, layer: int, x: F32) -> None:
+    def see_input(self, lm: LM, layer: int, x: F32, past: int) -> None:
+        if lm.model.cfg.gated:
+            self.moments[layer] = self.moments.get(layer, 0.0) + (x.T @ x).astype(np.float64)
         if layer not in self.gates:
-            self.gates[layer] = _gates(lm, layer, x)
-            self.inputs[layer] = x[:: max(1, len(x) // INPUT_TOKENS)][:INPUT_TOKENS].copy()
+            self.gates[layer], self.inputs[layer] = _gates(lm, layer, x), np.empty((0, x.shape[1]), np.float32)
+        kept = x[-past % self.every :: self.every]
+        self.inputs[layer] = np.concatenate([self.inputs[layer], kept])[:INPUT_TOKENS]
 
     def see_neurons(self, layer: int, strength: F32) -> None:
         known = self.winners.get(layer)
@@ -110,13 +122,13 @@ def _watch(lm: LM, tokens: Sequence[int]) -> tuple[dict[tuple[int, str], Seen], 
             seen[i, place] = Seen(norms, np.zeros(matrix.ic), np.zeros(matrix.ic))
             taps[i, place] = _core.Tap(matrix.ic)
     model.use(_slots(len(model.layers), taps))
-    mlps = Mlps()
+    mlps = Mlps((len(tokens) - 1) // INPUT_TOKENS | 1)  # odd: first tokens of windows are like no others
     for _ in scores(model, tokens, min(CTX, model.cfg.max_context), lm.kv, exact=False):
         for (i, place), tap in taps.items():
             x = tap.take()
-            seen[i, place].add(x)
             if place == "up":
-                mlps.see_input(lm, i, x)
+                mlps.see_input(lm, i, x, seen[i, place].rows)
+            seen[i, place].add(x)
             if place == "down":
                 mlps.see_neurons(i, np.abs(x) * seen[i, place].norms)
     return seen, mlps
@@ -125,11 +137,21 @@ def _watch(lm: LM, tokens: Sequence[int]) -> tuple[dict[tuple[int, str], Seen], 
 def _gates(lm: LM, layer: int, x: F32) -> F32:
     """Quantiles of |act(gate)| of one layer for inputs (T, D); of an MLP without a gate, of its only activation."""
     up = lm.model.weights.layers[layer].up
-    gate = np.ascontiguousarray(up(x)[:, up.slices["gate" if lm.model.cfg.gated else "up"]])
-    out = np.empty_like(gate)
-    _core.act(lm.model.cfg.act, gate, None, out)
-    found: F32 = np.quantile(np.abs(out), np.linspace(0, 1, QUANTILES)).astype(np.float32)
+    gate = up(x)[:, up.slices["gate" if lm.model.cfg.gated else "up"]]
+    found: F32 = np.quantile(np.abs(acts(lm.model.cfg.act, gate)), np.linspace(0, 1, QUANTILES)).astype(np.float32)
     return found
+
+
+def gate_guess(lm: LM, layer: int, moments: F64) -> Guess | None:
+    """Factors of a layer's gate, weighed by second moments (D, D) of its inputs; smaller ranks are their first columns
+    and rows. None: the weights are not stored as such, or two factors of it are never the smaller ones."""
+    up, f = lm.model.weights.layers[layer].up, lm.model.cfg.d_ff
+    rank = min(GUESS_RANK, up.ic * f // (2 * (up.ic + f)))
+    if up.quant not in QUANTS or rank < 1:
+        return None
+    gate = values(up.quant, up.data, up.scales)[:, up.slices["gate"]]
+    first, second = Weighed.of(gate, moments).factors(rank)
+    return first.astype(np.float16), second.astype(np.float16)
 
 
 def _slots(layers: int, inputs: Mapping[tuple[int, str], _core.Input]) -> list[LayerSlots]:

@@ -31,6 +31,11 @@ def overlap(a: Any, b: Any) -> bool:
     return one == other or "both" in (one, other)
 
 
+def chooses_inputs_of_up(event: Any) -> bool:
+    everywhere = getattr(event, "budget_ms", 0) > 0 or getattr(event, "deltas", "o") == "all"
+    return (everywhere or getattr(event, "form", "best") == "seed") and getattr(event, "target", "both") != "attn"
+
+
 @dataclass(frozen=True)
 class Rule:
     """What happens where modes `a` and `b` are both on and `when` holds."""
@@ -52,6 +57,13 @@ RULES = (
         for a, b in combinations(PARTITIONED, 2)
     ),
     Rule("kwta", "event", "proposes candidates to", "one ranking, not two: event has its budget and top-K inside them"),
+    Rule(
+        "kwta",
+        "event",
+        "guesses no gates beside",
+        "where event chooses what the gate sees, that gate decides",
+        when=lambda a, b: getattr(a, "predict", "off") == "on" and chooses_inputs_of_up(b),
+    ),
     *(
         Rule(a, "proc", "is intersected with", "only blocks that a procedural weight has can be read", when=overlap)
         for a in SKIPPERS

@@ -16,6 +16,7 @@ from ralo.formats import safetensors
 from ralo.weights import PLACES, Weights
 
 F32 = NDArray[np.float32]
+Guess = tuple[NDArray[np.float16], NDArray[np.float16]]  # factors (D, R) and (R, F) of a gate
 FORMAT = 1
 NAME = "profile.safetensors"  # beside a model, found by itself
 
@@ -44,6 +45,7 @@ class Profile:
     winners: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)  # layer -> (tokens, F / 8): neurons that won
     gates: Mapping[int, F32] = field(default_factory=dict)  # layer -> (Q): quantiles of |act(gate)|
     inputs: Mapping[int, F32] = field(default_factory=dict)  # layer -> (tokens, D): a few inputs of its MLP
+    guesses: Mapping[int, Guess] = field(default_factory=dict)  # layer -> factors of its gate
 
     def check(self, weights: Weights, source: object) -> None:
         fits = all(
@@ -63,6 +65,8 @@ class Profile:
         arrays |= {f"layers.{layer}.winners": a for layer, a in self.winners.items()}
         arrays |= {f"layers.{layer}.gates": a for layer, a in self.gates.items()}
         arrays |= {f"layers.{layer}.inputs": a for layer, a in self.inputs.items()}
+        for layer, (first, second) in self.guesses.items():
+            arrays |= {f"layers.{layer}.guess_first": first, f"layers.{layer}.guess_second": second}
         about = {"format": FORMAT, "model": self.model, "tokens": self.tokens}
         safetensors.write_file(path, arrays, {"ralo_profile": json.dumps(about)})
 
@@ -76,6 +80,7 @@ def load(path: Path) -> Profile:
             raise FormatError(path, f"is a profile of format {info['format']}, this ralo reads {FORMAT}")
         parts: dict[tuple[int, str], dict[str, F32]] = {}
         seconds, winners, gates, inputs = {}, {}, {}, {}
+        factors: dict[str, dict[int, NDArray[np.float16]]] = {"guess_first": {}, "guess_second": {}}
         for name, array in tensors.items():
             head, *rest = name.split(".")
             if head == "seconds":
@@ -86,10 +91,13 @@ def load(path: Path) -> Profile:
                 gates[int(rest[0])] = array
             elif rest[1] == "inputs":
                 inputs[int(rest[0])] = array
+            elif rest[1] in factors:
+                factors[rest[1]][int(rest[0])] = array
             else:
                 parts.setdefault((int(rest[0]), rest[1]), {})[rest[2]] = array
         places = {key: Place(**arrays) for key, arrays in parts.items()}
-        return Profile(info["model"], info["tokens"], places, seconds, winners, gates, inputs)
+        guesses = {layer: (first, factors["guess_second"][layer]) for layer, first in factors["guess_first"].items()}
+        return Profile(info["model"], info["tokens"], places, seconds, winners, gates, inputs, guesses)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(path, "is not a profile; make one with ralo calibrate") from error
 

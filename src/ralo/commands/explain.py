@@ -7,6 +7,7 @@ import argparse
 from ralo import _core, screen
 from ralo.commands.run import open_model
 from ralo.lm import LM, LoadOptions
+from ralo.modes.base import LayerSlots
 from ralo.options import add_flags, add_json, read_flags
 from ralo.plan import add_mode_flags, read_setup
 from ralo.sequence import KV_BYTES
@@ -73,11 +74,11 @@ def plan(lm: LM) -> list[dict[str, object]]:
 
 def runs(lm: LM, layer: str, matrix: str) -> str:
     """What stands in the slots of a matrix: its own, and those of the half of the layer that it belongs to."""
-    taken = lm.model.slots[int(layer)].taken if layer else {}
-    names = [name for name in (f"{matrix}_weights", matrix, HALVES.get(matrix, "")) if name in taken]
-    said = [f"{taken[name].mode}: {taken[name].runs}" for name in names]
-    left = lm.model.slots[int(layer)].left.get(f"{matrix}_weights") if layer else None
-    return "; ".join([*said, *([f"dense: {left}"] if left else [])]) or "dense"
+    slots = lm.model.slots[int(layer)] if layer else LayerSlots()
+    names = (f"{matrix}_weights", matrix, HALVES.get(matrix, ""))
+    said = [f"{slots.taken[name].mode}: {slots.taken[name].runs}" for name in names if name in slots.taken]
+    said += [why if name in slots.taken else f"dense: {why}" for name in names if (why := slots.left.get(name))]
+    return "; ".join(said) or "dense"
 
 
 def cache_bytes(lm: LM) -> int:

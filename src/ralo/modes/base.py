@@ -50,7 +50,7 @@ class LayerSlots:
     up_weights: _core.WeightSlot | None = None
     down_weights: _core.WeightSlot | None = None
     taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
-    left: dict[str, str] = field(default_factory=dict)  # by slot: why a mode left it dense
+    left: dict[str, str] = field(default_factory=dict)  # by slot: why a mode left it dense, or did less there
 
     def put(
         self, name: str, slot: _core.Slot, mode: str, runs: str, nbytes: int = 0, share: float | None = None

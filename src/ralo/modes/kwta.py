@@ -20,6 +20,7 @@ from ralo import _core
 from ralo.errors import RaloError
 from ralo.matrix import Matrix
 from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
+from ralo.modes.guess import Chosen, Rule, best
 from ralo.modes.share import Key, plain_share, shares
 from ralo.options import flag
 
@@ -39,6 +40,7 @@ class KWTA(Mode):
         "duty_hits": "tokens whose choice was spared by duty",
         "temp": "temperature of the top-p budget",
         "flicker": "share of winners that had not won a step before",
+        "recall": "share of winning neurons that guessed gates find, at checks; 1 where none are guessed",
         "bytes_skipped": "weights and values not read while decoding",
     }
 
@@ -57,6 +59,7 @@ class KWTA(Mode):
     block: str = flag("1", "channels that win or lose together", choices=BLOCKS)
     renorm: str = flag("off", "scale results by 1 / share kept", choices=SWITCH)
     gate: str = flag("auto", "gate first, then winning neurons of up; auto = on relu models", choices=("auto", *SWITCH))
+    predict: str = flag("off", "guess by factors which gates may win, and read only those", choices=SWITCH)
     keys: float = flag(1.0, "share of keys whose values are read", low=0.01, high=1)
     keys_min: int = flag(512, "tokens of context below which all keys are", low=0, high=1 << 30)
     prefill: str = flag("off", "prompts too (no faster: shows what it would do)", choices=SWITCH)
@@ -66,6 +69,8 @@ class KWTA(Mode):
     def __post_init__(self) -> None:
         if self.k_abs and self.p:
             raise RaloError("--kwta-k-abs and --kwta-p both say how many win: choose one")
+        if self.predict == "on" and self.target == "attn":
+            raise RaloError("--kwta-predict=on guesses gates of the MLP, which --kwta-target=attn leaves out")
 
     @property
     def enabled(self) -> bool:
@@ -94,8 +99,8 @@ class KWTA(Mode):
             settings = self.at(view.index, place)
             if not settings.enabled or not view.has_channels(place):
                 continue
-            if place == "up" and settings._gate_first(view) and slots.mlp is None:
-                settings._put_neurons(view, slots)
+            if place == "up" and settings._gate_first(view) and settings._put_neurons(view, slots):
+                continue  # the gate is read by rows
             if place != "down" or not settings._gate_decides(view):
                 settings._put_input(view, slots, place)
         attention = self.at(view.index, "o")
@@ -118,21 +123,51 @@ class KWTA(Mode):
         fixed = amount / self._blocks(matrix.ic) if pick in ("top", "near") and self.duty == 1 else None
         slots.put(place, slot, self.name, self._describe(share, pick, amount), share=fixed)
 
-    def _put_neurons(self, view: LayerView, slots: LayerSlots) -> None:
-        """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read."""
+    def _put_neurons(self, view: LayerView, slots: LayerSlots) -> bool:
+        """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read. True: nor is all of
+        the gate."""
+        if slots.mlp is not None:
+            if self.predict == "on":
+                slots.left["mlp"] = f"kwta guesses no gates: {slots.taken['mlp'].mode} has the MLP"
+            return False
+        guess = self._guess(view, slots)
         f, up = view.cfg.d_ff, view.weights.up
         zeros = view.cfg.act in ZEROS
-        share = 1.0 if zeros else self._share(view.index, "down")
-        rule = ("above", 1e-30) if zeros else self._rule(replace(view, profile=None), "down", share, f)[:2]
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
         block, norms = self._block if not zeros else 1, norms_of(view, "down")
         slot = _core.KwtaMlp(
-            up.quant, up.ic, f, data, scales, norms, block, *rule, self.temp, self.duty if not zeros else 1,
-            self.form == "seed", zeros,
+            up.quant, up.ic, f, data, scales, norms, block, *self._neuron_rule(view), self.temp,
+            self.duty if not zeros else 1, self.form == "seed", zeros, guess.slot(up) if guess else None,
         )  # fmt: skip
-        won = "neurons it does not block" if zeros else f"{share:.2f} of neurons win"
+        won = "neurons it does not block" if zeros else f"{self._share(view.index, 'down'):.2f} of neurons win"
         copied = data.nbytes + (0 if scales is None else scales.nbytes)
-        slots.put("mlp", slot, self.name, f"gate first, {won}", copied)
+        what = f"gate first, {won}" + (f", {guess}" if guess else "")
+        slots.put("mlp", slot, self.name, what, copied + (copied + guess.factors.nbytes if guess else 0))
+        return guess is not None
+
+    def _neuron_rule(self, view: LayerView) -> tuple[str, float]:
+        """How neurons win by act(gate)."""
+        if view.cfg.act in ZEROS:
+            return "above", 1e-30
+        return self._rule(replace(view, profile=None), "down", self._share(view.index, "down"), view.cfg.d_ff)[:2]
+
+    def _guess(self, view: LayerView, slots: LayerSlots) -> Chosen | None:
+        """What tells which gates may win, where it pays."""
+        if self.predict == "off":
+            return None
+        if view.cfg.act not in ZEROS and (self.duty > 1 or self._block > 1):
+            raise RaloError("--kwta-predict=on chooses neurons one by one at every token: use no duty and no blocks")
+        known = view.profile.guesses.get(view.index) if view.profile else None
+        if view.profile is None or known is None:
+            raise RaloError("--kwta-predict=on needs a profile with factors of the gates: make one with ralo calibrate")
+        up = view.weights.up
+        pick, amount, _ = self._rule(view, "up", self._share(view.index, "up"), up.ic)
+        without = 1.0 if pick == "mass" else min(1.0, amount / self._blocks(up.ic))
+        rule = Rule(*self._neuron_rule(view), self.temp, norms_of(view, "down"))
+        chosen = best(up, view.cfg.act, known, view.profile.inputs[view.index], rule)
+        if why := chosen.refused(without):
+            slots.left["mlp"] = f"kwta guesses no gates: {why}"
+        return None if why else chosen
 
     def _put_keys(self, slots: LayerSlots) -> None:
         slot = _core.KwtaKeys(self.keys, 0, SINKS, RECENT, self.keys_min, self.form == "seed")
@@ -153,7 +188,7 @@ class KWTA(Mode):
     def _share(self, layer: int, place: str) -> float:
         """An override of k is the share itself; else k is one dial for all places."""
         if self.allotted is None or any("k" in o.values for o in self.where if o.holds(layer, place)):
-            return self.k
+            return self.at(layer, place).k
         return self.allotted[layer, place]
 
     def _gate_first(self, view: LayerView) -> bool:
@@ -162,11 +197,21 @@ class KWTA(Mode):
             raise RaloError("--kwta-gate=on needs an MLP with a gate, this model's has none")
         if gate == "on" and not view.has_rows():
             raise RaloError("--kwta-gate=on reads neurons row by row, weights from seeds have none: leave it at auto")
-        return (
+        first = (
             view.cfg.gated
             and view.has_rows()
             and (gate == "on" or (gate == "auto" and view.cfg.act in ZEROS and self.form == "best"))
         )
+        if self.at(view.index, "up").predict == "on" and not first:
+            raise RaloError(self._no_gate_first(view))
+        return first
+
+    def _no_gate_first(self, view: LayerView) -> str:
+        if not view.cfg.gated:
+            return "--kwta-predict=on needs an MLP with a gate, this model's has none"
+        if not view.has_rows():
+            return "--kwta-predict=on reads gates row by row, weights that stand in for others have no rows"
+        return "--kwta-predict=on guesses a gate that is computed first: use --kwta-gate=on"
 
     def _gate_decides(self, view: LayerView) -> bool:
         """`down` then reads what the gate lets through, less than any share would be."""
@@ -203,5 +248,6 @@ class KWTA(Mode):
             "duty_hits": counts.get("held", 0),
             "temp": ratio("temp", "slots", 0.0),
             "flicker": ratio("changed", "compared", 0.0),
+            "recall": 1 - ratio("missed", "checked", 0.0),
             "bytes_skipped": counts.get("bytes_skipped", 0),
         }

@@ -80,7 +80,7 @@ def two_factors(
     with_rank, goes = step_parts(train, parts, rest=False)
     stays = {name: n for name, n in with_rank.items() if name != RANK}
     first, _ = weighed.factors(rank)
-    one, held = quantised(quant, _wide(first), {RANK: rank}, moments)
+    one, held = quantised(quant, wide(first), {RANK: rank}, moments)
     held = held[:, :rank]
     two, second = _second(quant, held, weights[:, :product], goes, moments)
     if stays:
@@ -97,7 +97,7 @@ def factors_and_rest(
     _, left = quantised(quant, weights, parts, None)
     for _ in range(TURNS):
         first, _ = Weighed.of(weights - left, moments).factors(rank)
-        one, held = quantised(quant, _wide(first), {RANK: rank}, moments)
+        one, held = quantised(quant, wide(first), {RANK: rank}, moments)
         held = held[:, :rank]
         two, second = _second(quant, held, weights - left, parts, moments)
         rest, left = quantised(quant, weights - held @ second, parts, moments)
@@ -115,6 +115,6 @@ def _second(quant: str, held: F32, weights: F32, parts: Mapping[str, int], momen
     return quantised(quant, best, parts, between)
 
 
-def _wide(first: F64) -> F64:
+def wide(first: F64) -> F64:
     """With columns of zeros up to whole blocks of outputs."""
     return np.pad(first, ((0, 0), (0, padded(first.shape[1]) - first.shape[1])))

@@ -15,6 +15,7 @@ from ralo import _core
 from ralo.matrix import F32, Matrix, padded
 
 U32 = NDArray[np.uint32]
+STEP = 96 << 10  # weights that could be read in the time that one more step takes
 RANK = "rank"  # the part of a first step that the product goes on with
 
 

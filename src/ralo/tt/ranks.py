@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.remake.felt import Key
+from ralo.tt.matrix import STEP
 
 UNIT = _core.PAD  # ranks are whole blocks of outputs of the first factor
 DENSE = 0  # the rank of a place that keeps its weights
-STEP = 96 << 10  # weights that could be read in the time that one more step takes
 
 
 @dataclass(frozen=True)
