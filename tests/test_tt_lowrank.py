@@ -181,3 +181,12 @@ def test_matrices_beside_each_other(quant):
     y = np.empty((IC, OC), np.float32)
     both.core.apply(np.eye(IC, dtype=np.float32), y)
     np.testing.assert_array_equal(y, np.concatenate([values for _, values in pairs], axis=1))
+
+
+def test_leading_factors_are_those_of_singular_values():
+    weights, x = RNG.standard_normal((48, 160)), RNG.standard_normal((300, 48)) * np.linspace(0.2, 2, 48)
+    whole, leading = Weighed.of(weights, x.T @ x), Weighed.leading(weights, x.T @ x)
+    assert np.allclose(leading.s, whole.s, rtol=1e-8)
+    for rank in (1, 16, 40):
+        ours, theirs = ((a @ b) for a, b in (leading.factors(rank), whole.factors(rank)))
+        assert np.allclose(ours, theirs, atol=1e-8 * np.abs(theirs).max())

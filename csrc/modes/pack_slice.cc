@@ -61,7 +61,8 @@ size_t PackMlp::all_gates(const Token& t, Slice& s, float* scratch) const {
     neuron_range_kernel(gate.quant)(gate, s.first, s.last, t.padded_in, scratch, t.gate);
   } else {
     std::memset(g, 0, padded(n) * sizeof(float));
-    matvec_kernel(m.up.w->quant)(*m.up.w, {nullptr, m.up.w->ic}, t.in, t.gate - m.gate, o, o + padded(n), 0, m.up.w->ic);
+    matvec_kernel(m.up.w->quant)(*m.up.w, {nullptr, m.up.w->ic}, t.in, t.gate - m.gate, o, o + padded(n), 0,
+                                 m.up.w->ic);
   }
   if (const float* bias = t.bias(m.gate))
     for (size_t j = 0; j < n; ++j) g[j] += bias[s.first + j];

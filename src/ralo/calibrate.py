@@ -150,7 +150,7 @@ def gate_guess(lm: LM, layer: int, moments: F64) -> Guess | None:
     if up.quant not in QUANTS or rank < 1:
         return None
     gate = values(up.quant, up.data, up.scales)[:, up.slices["gate"]]
-    first, second = Weighed.of(gate, moments).factors(rank)
+    first, second = Weighed.leading(gate, moments).factors(rank)
     return first.astype(np.float16), second.astype(np.float16)
 
 

@@ -38,7 +38,7 @@ def test_a_plan_of_another_model(plan, chatty: Path, tmp_path: Path, capsys) -> 
     from tiny import write_hf
 
     other = write_hf(tmp_path / "other", "llama", seed=3)
-    assert "is the profile of another model" in refused(capsys, "run", "-m", other, "--plan", plan[0])
+    assert "is the plan of another model" in refused(capsys, "run", "-m", other, "--plan", plan[0])
 
 
 @pytest.mark.parametrize(
