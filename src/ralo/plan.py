@@ -7,6 +7,8 @@ say what differs in some `layers` (as in "0,3,5-8") and `sites` (qkv, o, up, dow
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -197,11 +199,13 @@ def write_toml(path: Path, tables: Mapping[str, Any]) -> None:
         for key, entries in table.items():
             for entry in entries if isinstance(entries, list) else ():
                 lines += ["", f"[[{name}.{key}]]", *(f"{k} = {_literal(v)}" for k, v in entry.items())]
+    partial = path.with_name(path.name + ".partial")
     try:
-        partial = path.with_name(path.name + ".partial")
         partial.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise RaloError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
@@ -210,4 +214,4 @@ def _literal(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
-    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

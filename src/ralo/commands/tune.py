@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -59,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
     # A checkpoint is tuned at int8, and int4 is one of the options.
     lm = open_model(LoadOptions(options.model, "auto", options.kv, options.threads))
     wish = Wish(options.quant, options.goal, contexts(options.ctx, lm))
-    parts = split(lm.encode(text), options.seed) if text else shipped(lm)
+    parts = split(lm.encode(text), options.seed) if options.text else shipped(lm)
     warn(parts)
-    record = Record(Path(options.record or path.with_suffix(".tune.json")), about(lm, options), 60 * options.minutes)
+    measured = Path(options.record or path.with_suffix(".tune.json"))
+    record = Record(measured, about(lm, options, text), 60 * options.minutes)
     search = prepared(lm, wish, parts, record, options, path)
     with screen.steps() as say:
         search.say = say
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if best:
         record.note(f"{shown.AT}{options.max_dppl:g}", shown.kept(best))
     else:
-        save(path, lm, None, options)
+        save(path, record, None, options)
     show(path, search, options)
     if options.html:
         report.write(Path(options.html), shown.report(search, options.model, facts(lm, args.command)))
@@ -91,10 +93,9 @@ def plan_path(output: str) -> Path:
 
 def contexts(text: str, lm: LM) -> tuple[int, ...]:
     most = lm.model.cfg.max_context - ROOM
-    if text == "auto":
-        return tuple(sorted({max(0, min(SHORT, most)), *([min(FAR, most)] if most >= FAR / 2 else [])}))
     try:
-        values = tuple(int(item) for item in text.split(","))
+        auto = {max(0, min(SHORT, most)), *([min(FAR, most)] if most >= FAR / 2 else [])}
+        values = tuple(sorted(auto) if text == "auto" else (int(item) for item in text.split(",")))
     except ValueError:
         values = (-1,)
     if any(v < 0 for v in values):
@@ -111,7 +112,7 @@ def warn(parts: Texts) -> None:
             print(f"ralo tune: {said}", file=sys.stderr)
 
 
-def about(lm: LM, options: TuneOptions) -> dict[str, Any]:
+def about(lm: LM, options: TuneOptions, text: str) -> dict[str, Any]:
     """What measurements depend on: a record of others is of no use."""
     return {
         "model": profile.fingerprint(lm.model.weights),
@@ -123,6 +124,7 @@ def about(lm: LM, options: TuneOptions) -> dict[str, Any]:
         "ralo": __version__,
         "ctx": options.ctx,
         "text": options.text,
+        "text_hash": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
         "seed": options.seed,
     }
 
@@ -136,7 +138,7 @@ def prepared(lm: LM, wish: Wish, parts: Texts, record: Record, options: TuneOpti
         sites = dials(lm, found, wish, Mix(pack=options.mix_pack), parts.look, record, tick)
     trials = Trials(lm, record, parts, wish.contexts, wish.goal, found)
     search = Search(trials, options.max_dppl, sites, made)
-    search.better = lambda best: save(path, lm, best, options)
+    search.better = lambda best: save(path, record, best, options)
     return search
 
 
@@ -150,9 +152,9 @@ def profile_path(path: Path, options: TuneOptions) -> Path:
     return Path(options.record).with_suffix(".profile") if options.record else path.with_suffix(".profile")
 
 
-def save(path: Path, lm: LM, best: Found | None, options: TuneOptions) -> None:
+def save(path: Path, record: Record, best: Found | None, options: TuneOptions) -> None:
     """The plan, with what was measured of it; None: no mode on."""
-    told: dict[str, Any] = about(lm, options) | {"max_dppl": options.max_dppl, "profile": options.goal}
+    told = record.about | {"max_dppl": options.max_dppl, "profile": options.goal}
     if best:
         told |= {"found": best.name, "speed": round(best.speed, 4)}
         told |= {name: round(value, 5) for name, value in asdict(best.loss).items()}
@@ -161,7 +163,8 @@ def save(path: Path, lm: LM, best: Found | None, options: TuneOptions) -> None:
     for table in modes.values():
         if table.get("pack"):
             table["pack"] = os.path.relpath(table["pack"], path.parent)
-    write_toml(path, {"profile": profile_path(path, options).name, "about": told, **modes})
+    beside = os.path.relpath(profile_path(path, options), path.parent)
+    write_toml(path, {"profile": beside, "about": told, **modes})
 
 
 def show(path: Path, search: Search, options: TuneOptions) -> None:

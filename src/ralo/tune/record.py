@@ -3,6 +3,7 @@ measurements finds the same plan."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -61,19 +62,22 @@ class Record:
     def save(self) -> None:
         if self.path is None:
             return
+        partial = self.path.with_name(self.path.name + ".partial")
         try:
-            partial = self.path.with_name(self.path.name + ".partial")
             partial.write_text(json.dumps({"format": FORMAT, "about": self.about, "measured": self.known}, indent=1))
             os.replace(partial, self.path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
             raise RaloError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def _read(self) -> dict[str, dict[str, Any]]:
         assert self.path is not None
         try:
             held = json.loads(self.path.read_text(encoding="utf-8"))
-            known, about = held["measured"], held["about"]
-            ok = held["format"] == FORMAT and all({"took", "found"} <= set(entry) for entry in known.values())
+            known, about = dict(held["measured"]), dict(held["about"])
+            sound = all(e["took"] >= 0 and isinstance(e["found"], dict) for e in known.values())
+            ok = held["format"] == FORMAT and sound
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RaloError(f"{self.path}: is not a record of measurements; choose another --record") from error
         if not ok:
@@ -82,4 +86,4 @@ class Record:
             if about.get(what) != value:
                 had = f"{about.get(what)!r:.60}, not {value!r:.60}"
                 raise RaloError(f"{self.path}: was measured with {what} {had}; choose another --record")
-        return dict(known)
+        return known

@@ -101,7 +101,7 @@ class Search:
         sites = sites.only(set(PLACES) - made)
         for aim in TIGHTER:
             modes = self._dialled(name, sites, frame, neurons, aim * MARGIN * self.max_dppl)
-            if modes is None:
+            if not modes:  # none at all is dense, which is no faster than itself
                 return
             self.say(f"checking {name} dialled to {aim * MARGIN * self.max_dppl:.2f} %")
             if self._try(name, modes).loss.fits(self.max_dppl):

@@ -44,7 +44,7 @@ class Sites:
 
     def within(self, loss: float) -> dict[Key, Option]:
         """The fastest choice whose costs in quality add up to no more; the least there is where none does."""
-        low, high = 1e-9, 1e15  # KL per second
+        low, high = 1e-18, 1e15  # KL per second, or per byte
         for _ in range(100):
             price = (low * high) ** 0.5
             low, high = (price, high) if self._loss(price) <= loss else (low, price)

@@ -144,8 +144,9 @@ class Trials:
         engine = Ralo(self.lm, runner, self.texts.dial)
         if ctx not in self._prompts:
             self._prompts[ctx] = self.lm.new_sequence()
-            self.lm.model.prefill([self.texts.dial[i % len(self.texts.dial)] for i in range(ctx)], self._prompts[ctx],
-                                  dense=True)  # fmt: skip
+            prompt = [self.texts.dial[i % len(self.texts.dial)] for i in range(ctx)]
+            if prompt:
+                self.lm.model.prefill(prompt, self._prompts[ctx], dense=True)
         engine.seq = self._prompts[ctx].clone()
         return engine
 
