@@ -1,0 +1,382 @@
+"""The search on constructed worlds, without a model: the fastest plan that holds, and nothing that does not."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_tune_sites import settings_at
+
+from ralo.modes import KWTA, TT, Event, Mix, Mode, StatePack
+from ralo.modes.base import TARGETS
+from ralo.modes.share import Costs
+from ralo.tune.record import OutOfTime
+from ralo.tune.search import MARGIN, TIGHTER, TOGETHER, WORTH, Found, Search
+from ralo.tune.sites import Option, Sites
+from ralo.tune.trial import UNSEEN, Gain, Loss
+from ralo.weights import PLACES
+
+KEYS = [(layer, place) for layer in range(3) for place in PLACES]
+OPTIONS = [Option(quant, share) for quant in ("int8", "int4") for share in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)]
+REST = 0.3  # of a dense token's time, what no dial changes
+ALONE = {"kwta alone": ["int8"], "mix alone": ["int8", "int4"]}
+
+
+@dataclass
+class World:
+    """What every plan would cost and gain. Percent of perplexity add up, speeds multiply."""
+
+    seed: int = 0
+    feel: float = 1.0  # percent of perplexity by KL, beside what the search expects
+    worse: float = 1.0  # the text to check with, beside the text to tune on
+    slow: float = 1.0  # speed of the dial's modes, beside what the costs promise
+    spread: float = 0.1  # from a loss to the end of its interval
+    whole: dict[str, tuple[float, float]] = field(default_factory=dict)  # frame -> percent, times as fast
+    drafts: float = 0.5  # speed of verified drafts beside their plan's
+    act: str = "silu"
+    goal: str = "latency"
+    contexts: tuple[int, ...] = (128,)
+    time: int = 10**9  # questions that may be asked
+    asked: list[tuple[str, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.lm = SimpleNamespace(model=SimpleNamespace(cfg=SimpleNamespace(act=self.act, gated=True)))
+        share, coarse = np.array([o.share for o in OPTIONS]), np.array([o.quant == "int4" for o in OPTIONS])
+        self.quality, self.effort = {}, {}
+        for key in KEYS:
+            skipping, rounding = 10 ** rng.uniform(-3, -1, 2)
+            self.quality[key] = skipping * (1 - share) ** 2 + 0.1 * rounding * coarse
+            self.effort[key] = 1e-5 * rng.uniform(0.5, 2) * share * np.where(coarse, 0.55, 1.0)
+        self.dense_s = sum(e[OPTIONS.index(Option("int8", 1.0))] for e in self.effort.values())
+
+    def dials(self) -> dict[str, Sites]:
+        out = {TOGETHER: Sites("int8", Mix(), OPTIONS, Costs(self.quality, self.effort))}
+        for name, quants in ALONE.items():
+            some = [i for i, o in enumerate(OPTIONS) if o.quant in quants and (name == "kwta alone" or o.share == 1)]
+            costs = [{key: each[key][some] for key in KEYS} for each in (self.quality, self.effort)]
+            out[name] = Sites("int8", Mix(), [OPTIONS[i] for i in some], Costs(*costs))
+        return out
+
+    # what the search asks
+
+    @property
+    def longest(self) -> int:
+        return max(self.contexts)
+
+    def loss(self, modes, quick: bool = False) -> Loss:
+        self._ask("quick loss" if quick else "loss", modes)
+        found = self.percent(modes) * (1 if quick else self.worse)
+        return Loss(found, found - self.spread, found + self.spread, found / 60, 0.9, 1000)
+
+    def delta(self, modes) -> float:
+        self._ask("delta", modes)
+        return self.percent(modes)
+
+    def gains(self, modes) -> list[Gain]:
+        self._ask("gains", modes)
+        speed = self.speed(modes)
+        return [
+            Gain(ctx, speed, speed - 0.01, speed + 0.01, 100 * speed, 100.0, self.nbytes(modes), 1000, 0)
+            for ctx in self.contexts
+        ]
+
+    def _ask(self, what: str, modes) -> None:
+        if len(self.asked) >= self.time:
+            raise OutOfTime
+        self.asked.append((what, tuple(modes)))
+
+    # what is true
+
+    def percent(self, modes) -> float:
+        if any(isinstance(m, Event) and m.verify == "on" for m in modes):
+            return 0.0
+        dialled = sum(self.quality[key][i] for key, i in self._options(modes).items())
+        return 60 * self.feel * float(dialled) + sum(self.whole[name][0] for name in self._whole(modes))
+
+    def speed(self, modes) -> float:
+        took = sum(self.effort[key][i] for key, i in self._options(modes).items()) / self.dense_s
+        dialled = any(isinstance(m, Mix) or m.where for m in modes)
+        speed = (self.slow if dialled else 1.0) / (REST + (1 - REST) * float(took))
+        for name in self._whole(modes):
+            speed *= self.whole[name][1]
+        return speed * (self.drafts if any(isinstance(m, Event) and m.verify == "on" for m in modes) else 1.0)
+
+    def nbytes(self, modes) -> int:
+        coarse = sum(OPTIONS[i].quant == "int4" for i in self._options(modes).values())
+        return 1000 - 40 * coarse + 50 * len(self._whole(modes))
+
+    def _options(self, modes) -> dict[tuple[int, str], int]:
+        made = {place for m in modes if isinstance(m, TT) for place in TARGETS[m.target]}
+        dialled = [m for m in modes if isinstance(m, Mix | KWTA)]
+        here = {key: Option(*settings_at(dialled, *key)) for key in KEYS if key[1] not in made}
+        return {key: OPTIONS.index(option) for key, option in here.items()}
+
+    def _whole(self, modes) -> list[str]:
+        out = []
+        for mode in modes:
+            if isinstance(mode, StatePack):
+                out += ["state-pack mlp"] * (mode.target != "kv")
+                out += [f"state-pack {mode.keys:g} keys"] * (mode.target != "mlp")
+            out += ["kwta gate"] * (isinstance(mode, KWTA) and mode.gate != "off" and self.act == "relu")
+            out += ["event"] * (isinstance(mode, Event) and mode.verify == "off")
+            out += ["tt"] * isinstance(mode, TT)
+        return out
+
+
+SLOWER = {"event": (0.0, 0.9)}
+
+
+def search(world: World, budget: float = 2.0, **settings) -> Search:
+    world.whole = SLOWER | world.whole
+    out = Search(world, budget, world.dials(), **settings)
+    out.kept = []  # every plan that was told of
+    out.better = out.kept.append
+    return out
+
+
+def told(world: World, budget: float = 2.0, **settings) -> tuple[Found | None, Search]:
+    looking = search(world, budget, **settings)
+    return looking.run(), looking
+
+
+def names(modes: tuple[Mode, ...]) -> list[str]:
+    return [mode.name for mode in modes]
+
+
+# ---------------------------------------------------------------- the fastest within the budget
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("feel", [0.3, 1.0, 3.0])
+def test_the_fastest_within_the_budget(seed, feel):
+    """However far off the first guess of what a nat costs is: about as fast as the dial goes with the budget spent."""
+    world = World(seed, feel)
+    best, looking = told(world)
+    assert best is not None and best.loss.fits(2.0) and best is looking.best
+    assert world.percent(best.modes) <= MARGIN * 2.0
+    (dial,) = [d for name, d in world.dials().items() if name == TOGETHER]
+    spent = {}
+    for share in (0.7, 1.0):
+        choice = dial.within(share * 2.0 / (60 * feel))
+        took = sum(world.effort[key][OPTIONS.index(o)] for key, o in choice.items()) / world.dense_s
+        spent[share] = 1 / (REST + (1 - REST) * took)
+    assert spent[0.7] <= best.speed * 1.001 and best.speed <= spent[1.0] * 1.02  # the hull leaves some to luck
+    assert best.speed == pytest.approx(world.speed(best.modes)) and set(names(best.modes)) == {"mix", "kwta"}
+    assert best.speed >= max(found.speed for found in looking.tried if found.loss.fits(2.0)) / WORTH
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("whole", [{}, {"event": (0.3, 1.2)}], ids=["dial", "dial and event"])
+def test_a_larger_budget_is_never_slower(seed, whole):
+    budgets = 0.25 * 1.5 ** np.arange(9)
+    found = [told(World(seed, whole=dict(whole)), budget)[0] for budget in budgets]
+    speeds = [best.speed if best else 1.0 for best in found]
+    assert all(later >= earlier for earlier, later in itertools.pairwise(speeds)), speeds
+    assert speeds[-1] > 1.2 * speeds[0]
+
+
+def test_it_is_found_again():
+    whole = {"event": (0.3, 1.2), "state-pack mlp": (0.0, 1.3), "kwta gate": (0.0, 1.1)}
+    runs = [told(World(3, worse=1.3, act="relu", whole=dict(whole))) for _ in range(2)]
+    (a, one), (b, other) = runs
+    assert a == b and one.tried == other.tried and one.kept == other.kept
+    assert one.trials.asked == other.trials.asked
+
+
+def test_several_contexts_count_alike():
+    world = World(contexts=(128, 512))
+    found = Found(
+        "x", (), Loss(0, 0, 0, 0, 1, 1), tuple(Gain(c, s, s, s, 1, 1, 1, 1, 0) for c, s in ((128, 4.0), (512, 1.0)))
+    )
+    assert found.speed == pytest.approx(2.0)
+    best, _ = told(world)
+    assert best is not None and [g.ctx for g in best.gains] == [128, 512]
+
+
+# ---------------------------------------------------------------- the check
+
+
+@pytest.mark.parametrize(("worse", "aim"), [(1.0, 1.0), (1.2, 0.8), (1.6, 0.6), (2.4, 0.4)])
+def test_a_plan_that_does_not_hold_is_dialled_back(worse, aim):
+    best, looking = told(World(1, worse=worse))
+    together = [f for f in looking.tried if f.name == TOGETHER]
+    assert len(together) == TIGHTER.index(aim) + 1
+    assert [f.loss.fits(2.0) for f in together] == [False] * (len(together) - 1) + [True]
+    for found, tight in zip(together, TIGHTER, strict=False):
+        assert found.loss.delta_ppl_pct <= tight * MARGIN * 2.0 * worse + 1e-9
+    assert best is not None and best in together and best.loss.delta_ppl_pct <= 2.0 + UNSEEN
+    losses = [f.loss.delta_ppl_pct for f in together]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_plan_that_never_holds_is_not_kept():
+    best, looking = told(World(1, worse=4.0))
+    assert best is None and looking.kept == [] and looking.best is None
+    assert len([f for f in looking.tried if f.name == TOGETHER]) == len(TIGHTER)
+
+
+def test_an_interval_that_is_too_wide_does_not_hold():
+    assert told(World(1, spread=0.5))[0] is not None
+    best, looking = told(World(1, spread=2.4))
+    assert best is None and all(f.loss.delta_ppl_pct < 2 and not f.loss.fits(2.0) for f in looking.tried[1:-1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("worse", [1.0, 1.3, 2.0])
+def test_what_is_kept_holds_and_gets_faster(seed, worse):
+    whole = {"event": (0.2, 1.1), "state-pack mlp": (0.3, 1.15), "kwta gate": (0.0, 1.05)}
+    best, looking = told(World(seed, worse=worse, act="relu", whole=whole))
+    assert looking.kept and looking.kept[-1] is best
+    assert all(found.loss.fits(2.0) and found in looking.tried for found in looking.kept)
+    speeds = [1.0, *(found.speed for found in looking.kept)]
+    assert all(later > WORTH * earlier for earlier, later in itertools.pairwise(speeds))
+    checked = [modes for what, modes in looking.trials.asked if what == "loss"]
+    assert all(found.modes in checked for found in looking.kept), "kept without a look at the text to check with"
+
+
+def test_a_mode_that_only_seems_to_hold_is_not_kept():
+    """A quick look at the text that plans are tuned on is not the check."""
+    best, looking = told(World(1, worse=8.0, slow=0.5, whole={"event": (0.5, 1.5)}))
+    assert best is None and looking.kept == []
+    (event,) = [f for f in looking.tried if f.name == "event"]
+    assert event.loss.delta_ppl_pct == pytest.approx(4.0)
+
+
+# ---------------------------------------------------------------- nothing pays
+
+
+@pytest.mark.parametrize("budget", [0.0, 2.0, 100.0])
+def test_where_nothing_pays(budget):
+    best, looking = told(World(1, slow=0.3), budget)
+    assert best is None and looking.kept == []
+
+
+def test_dense_is_no_faster_than_itself():
+    """With no budget the dial says dense; what a noisy moment measures of that is not kept."""
+    world = World(1)
+    world.speed = lambda modes: 1.2 if not modes else 0.8  # type: ignore[method-assign]
+    best, looking = told(world, 0.0)
+    assert best is None and looking.kept == [] and all(found.modes for found in looking.tried)
+
+
+def test_without_a_budget_only_what_is_lossless():
+    best, _ = told(World(1, spread=0.0), 0.0)
+    assert best is None
+    best, _ = told(World(1, spread=0.0, whole={"event": (0.0, 1.3)}), 0.0)
+    assert best is not None and names(best.modes) == ["event"] and best.loss.delta_ppl_pct == 0
+    best, _ = told(World(1, spread=0.0, drafts=1.4), 0.0)
+    assert best is not None and best.name == "verified drafts" and best.loss.delta_ppl_pct == 0
+
+
+# ---------------------------------------------------------------- modes that are on as a whole
+
+
+RELU = {"state-pack mlp": (0.0, 1.3), "kwta gate": (0.0, 1.2)}
+FAR = {"state-pack 256 keys": (0.9, 1.6), "state-pack 384 keys": (0.2, 1.4), "state-pack 768 keys": (0.1, 1.2)}
+
+
+def test_one_of_a_kind():
+    best, looking = told(World(2, act="relu", whole=dict(RELU)))
+    assert best is not None and "state-pack" in names(best.modes)
+    dialled = [mode for mode in best.modes if isinstance(mode, KWTA)]
+    assert all(mode.gate == "off" for mode in dialled), "neurons that are silent are skipped by one mode only"
+    best, _ = told(World(2, act="relu", whole={**RELU, "kwta gate": (0.0, 1.4)}))
+    assert best is not None and "state-pack" not in names(best.modes)
+    (mode,) = [mode for mode in best.modes if isinstance(mode, KWTA)]
+    assert mode.gate == "auto" and mode.where, "which neurons, from the frame; which channels, from the dial"
+    assert {f.name for f in looking.tried} >= {"state-pack mlp", "kwta gate", "event"}
+
+
+def test_kinds_are_combined():
+    whole = {**RELU, **FAR, "event": (0.1, 1.1)}
+    best, _ = told(World(2, act="relu", contexts=(128, 8000), whole=whole))
+    assert best is not None
+    (pack,) = [mode for mode in best.modes if isinstance(mode, StatePack)]
+    assert pack.target == "both" and pack.keys == 384, "256 keys alone would take more than a mode may"
+    assert "event" in names(best.modes)
+    assert best.speed > 1.3 * 1.4 * 1.1
+
+
+def test_keys_are_tried_where_the_context_is_long_enough():
+    for longest, tried in ((1024, set()), (1100, {256, 384}), (8000, {256, 384, 768})):
+        _, looking = told(World(2, contexts=(longest,), whole=dict(FAR)))
+        assert {f"state-pack {keys} keys" for keys in tried} == {f.name for f in looking.tried if "keys" in f.name}
+
+
+def test_a_mode_that_slows_another_down_is_left_out():
+    """Alone each is faster; together they are not."""
+    world = World(2, whole={**FAR, "event": (0.0, 1.2)}, contexts=(8000,))
+    plain = World.speed
+    world.speed = lambda modes: plain(world, modes) * (0.8 if {"state-pack", "event"} <= set(names(modes)) else 1)  # type: ignore[method-assign]
+    best, _ = told(world)
+    assert best is not None and "state-pack" in names(best.modes) and "event" not in names(best.modes)
+
+
+@pytest.mark.parametrize(("percent", "taken"), [(0.7, True), (0.9, False)])
+def test_a_mode_that_takes_too_much_of_the_budget_is_left_out(percent, taken):
+    best, _ = told(World(2, whole={"event": (percent, 1.02)}))
+    assert best is not None and ("event" in names(best.modes)) == taken
+    assert best.loss.fits(2.0)
+
+
+def test_places_whose_weights_are_made_are_not_for_the_dial():
+    best, _ = told(World(2, whole={"tt": (0.2, 1.5)}), made=[TT(target="mlp")])
+    assert best is not None and best.name == TOGETHER and set(names(best.modes)) == {"tt", "mix", "kwta"}
+    for mode in best.modes:
+        if isinstance(mode, Mix):
+            assert mode.target == "attn"
+        if isinstance(mode, KWTA):
+            assert all(o.places <= set(TARGETS["attn"]) for o in mode.where)
+
+
+def test_verified_drafts_are_made_by_the_best_plan():
+    best, looking = told(World(2, drafts=1.3))
+    assert best is not None and best.name == "verified drafts" and best.loss.delta_ppl_pct == 0
+    drafting = looking.kept[-2]
+    assert [m for m in best.modes if m.name != "event"] == list(drafting.modes)
+    (event,) = [m for m in best.modes if isinstance(m, Event)]
+    assert event.verify == "on"
+
+
+def test_where_memory_counts_the_smallest():
+    """A plan that is slower is better where its weights are smaller, and a faster one that keeps more is not."""
+    best, looking = told(World(2, goal="memory", slow=0.5, whole={"event": (0.0, 1.5)}))
+    assert best is not None and names(best.modes)[0] == "mix" and best.speed < 1
+    assert best.score == 1000 / best.gains[0].nbytes > 1
+    assert best.score >= max(f.score for f in looking.tried if f.loss.fits(2.0)) / WORTH
+    scores = [1.0, *(found.score for found in looking.kept)]
+    assert all(later > WORTH * earlier for earlier, later in itertools.pairwise(scores))
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_where_the_time_is_up_the_best_so_far_is_kept():
+    def world(time: int) -> World:
+        whole = {"event": (0.2, 1.1), **RELU}
+        return World(1, worse=1.3, act="relu", whole=whole, time=time)
+
+    full, looking = told(world(10**9))
+    asked = len(looking.trials.asked)
+    assert full is not None and asked > 20
+    speeds, kept = [], []
+    for time in range(asked + 1):
+        best, cut = told(world(time))
+        assert best is (cut.kept[-1] if cut.kept else None)
+        assert cut.tried == looking.tried[: len(cut.tried)], "a search that is cut is the beginning of the whole one"
+        assert cut.trials.asked == looking.trials.asked[:time]
+        speeds.append(best.speed if best else 1.0)
+        kept.append(len(cut.kept))
+    assert speeds == sorted(speeds) and kept[0] == 0 and kept[-1] == len(looking.kept) and best == full
+
+
+def test_it_says_so():
+    lines: list[str] = []
+    looking = search(World(1, time=5))
+    looking.say = lines.append
+    looking.run()
+    assert lines[-1] == "the time is up" and lines[0] == "trying event"
