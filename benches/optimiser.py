@@ -51,12 +51,13 @@ def main() -> None:
         """Share of the time, and percent of perplexity."""
         return seconds(dial, choice) / whole, trials.delta(modes_of(choice, "int8", Mix()))
 
-    loss, best = AIM / 60, (1.0, 0.0, {})
+    low, high, best = 0.0, AIM / 15, (1.0, 0.0, {})
     for _ in range(7):
+        loss = (low + high) / 2
         time, delta = tried(dial.within(loss))
         if delta <= AIM and time < best[0]:
             best = (time, delta, dial.within(loss))
-        loss *= 0.97 * AIM / max(delta, 0.01)
+        low, high = (loss, high) if delta <= AIM else (low, loss)
     show("one price, 7 trials", best, trials)
     price = price_of(dial, best[2])
     for name, sampler in (

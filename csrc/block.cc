@@ -97,10 +97,29 @@ size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const P
   return bytes + apply(m.down, hidden, tokens, x, true, pass);
 }
 
+namespace {
+
+// A slot on other weights; a result that is not finite is computed again densely with the map's own, and counted.
+size_t with_slot(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+  static thread_local Buffer<float> saved;
+  WeightSlot* others = taken(m.up.others, pass) ? m.up.others : taken(m.down.others, pass) ? m.down.others : nullptr;
+  if (!others) return m.slot->run(m, in, tokens, x, pass);
+  const size_t size = tokens * m.down.w->oc;
+  float* old = saved.get(size);
+  std::memcpy(old, x, size * sizeof(float));
+  const size_t bytes = m.slot->run(m.with_others(), in, tokens, x, pass);
+  if (kernels().finite(x, size)) return bytes;
+  ++others->nonfinite;
+  std::memcpy(x, old, size * sizeof(float));
+  return bytes + mlp_dense(m, in, tokens, x, {pass.many, pass.past, nullptr});
+}
+
+}  // namespace
+
 size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass) {
   static thread_local Buffer<float> input;
   float* in = input.get(tokens * m.norm.d);
   normed(m.norm, x, m.down.w->oc, tokens, in, m.norm.d);
-  if (taken(m.slot, pass)) return m.slot->run(m.with_others(), in, tokens, x, pass);
+  if (taken(m.slot, pass)) return with_slot(m, in, tokens, x, pass);
   return mlp_dense(m, in, tokens, x, pass);
 }

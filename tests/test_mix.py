@@ -373,7 +373,6 @@ def test_what_the_modes_say_to_each_other():
     assert next(m.name for m in compose([Event(), KWTA(), StatePack(), Mix()]).modes) == "mix"
 
 
-@pytest.mark.xfail(strict=True, reason="an MLP's slot sees no weights but the coarser ones: nothing to fall back to")
 @pytest.mark.parametrize("place", ["up", "down"])
 @pytest.mark.parametrize("mode", [StatePack(target="mlp"), KWTA(k=1.0)], ids=lambda m: m.name)
 def test_damaged_weights_under_an_mlps_slot_fall_back_too(relu, mode, place):

@@ -22,7 +22,7 @@ from ralo.plan import tables_of, write_toml
 from ralo.tune import shown
 from ralo.tune.record import Record
 from ralo.tune.search import Found, Search
-from ralo.tune.task import ENOUGH, GOALS, Wish, dials, known_profile, shipped, split
+from ralo.tune.task import COARSE, ENOUGH, GOALS, Wish, dials, known_profile, shipped, split
 from ralo.tune.trial import TOKENS, Texts, Trials
 from ralo.version import __version__
 
@@ -131,13 +131,15 @@ def about(lm: LM, options: TuneOptions, text: str) -> dict[str, Any]:
 
 def prepared(lm: LM, wish: Wish, parts: Texts, record: Record, options: TuneOptions, path: Path) -> Search:
     made = [as_packed(kind(pack=pack)) for kind, pack in ((TT, options.tt_pack), (Proc, options.proc_pack)) if pack]
+    mix = Mix(pack=options.mix_pack)
     with screen.progress("measuring what each place can bear") as bar:
         tick = bar or (lambda share: None)
         beside = profile_path(path, options)
         found = known_profile(lm, beside, parts.look, record, tick)
-        sites = dials(lm, found, wish, Mix(pack=options.mix_pack), parts.look, record, tick)
+        sites = dials(lm, found, wish, mix, parts.look, record, tick)
     trials = Trials(lm, record, parts, wish.contexts, wish.goal, found)
-    search = Search(trials, options.max_dppl, sites, made)
+    always = [mix] if wish.quant == COARSE and wish.mixes(lm.quant) else []
+    search = Search(trials, options.max_dppl, sites, made, always)
     search.better = lambda best: save(path, record, best, options)
     return search
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from ralo.modes import KWTA, Event, Mode
 from ralo.modes.base import TARGETS, ZEROS
 from ralo.modes.made import MadeMode
-from ralo.tune.frames import Frame, frames, joined
+from ralo.tune.frames import frames, joined
 from ralo.tune.record import OutOfTime
 from ralo.tune.sites import Sites, modes_of
-from ralo.tune.trial import Gain, Loss, Trials
+from ralo.tune.trial import UNSEEN, Gain, Loss, Trials
 from ralo.weights import PLACES
 
 MARGIN = 0.9  # of the budget that is aimed at: other text may come out a little worse
@@ -56,6 +56,7 @@ class Search:
     max_dppl: float
     dials: dict[str, Sites]  # joint first; the others are what one mode alone can do
     made: Sequence[Mode] = ()
+    always: Sequence[Mode] = ()  # what every plan has: the precision, where one is asked for
     better: Callable[[Found], None] = lambda found: None  # told of every plan that holds and is the fastest so far
     say: Say = lambda what: None
     tried: list[Found] = field(default_factory=list)
@@ -74,25 +75,30 @@ class Search:
 
     def _frame(self) -> tuple[Mode, ...]:
         """Modes that are on as a whole: each alone, then the best ones together."""
-        trials, alone = self.trials, {}
-        cfg = trials.lm.model.cfg
-        for f in frames(cfg, trials.longest, self.made):
-            self.say(f"trying {f.name}")
-            alone[f.name] = (f, self._try(f.name, f.modes, quick=True))
+        trials, alone = self.trials, []
+        without = self._try("mix", self.always, quick=True) if self.always else None
+        score, lost = (without.score, without.loss.delta_ppl_pct) if without else (1.0, 0.0)
+        for f in frames(trials.lm.model.cfg, trials.longest, self.made):
+            modes = joined(self.always, f.modes)
+            if modes is not None:
+                self.say(f"trying {f.name}")
+                alone.append((f, self._try(f.name, modes, quick=True)))
         chosen: tuple[Mode, ...] = ()
-        score, kinds = 1.0, set[str]()
-        for f, found in sorted(alone.values(), key=lambda pair: -pair[1].score):
+        kinds = set[str]()
+        for f, found in sorted(alone, key=lambda pair: -pair[1].score):
             both = joined(chosen, f.modes)
-            if f.kind in kinds or both is None or not self._affordable(f, found) or found.score < WORTH:
+            if both is None or f.kind in kinds or not self._affordable(found, lost):
                 continue
-            tried = self._try(f"{f.name} and others", both, quick=True) if chosen else found
+            tried = self._try(f"{f.name} and others", joined(self.always, both) or (), quick=True) if chosen else found
             if tried.score > WORTH * score:
                 chosen, score = both, tried.score
                 kinds.add(f.kind)
         return chosen
 
-    def _affordable(self, f: Frame, found: Found) -> bool:
-        return found.loss.fits(self.max_dppl) and found.loss.delta_ppl_pct <= max(WHOLE * self.max_dppl, 0.005)
+    def _affordable(self, found: Found, lost: float) -> bool:
+        """Of the budget it takes a part; `lost`: what is given up without it."""
+        most = lost + max(WHOLE * self.max_dppl, UNSEEN)
+        return found.loss.fits(self.max_dppl) and found.loss.delta_ppl_pct <= most
 
     def _dial(self, name: str, sites: Sites, frame: Sequence[Mode]) -> None:
         """Dialled as far as the budget goes, then checked, and dialled back where the check does not hold."""
