@@ -39,11 +39,15 @@ ANYWHERE = (
     "everything sent, nothing held: dense bit for bit",
     "less sent: not dense",
     "bytes skipped are bytes not read",
+    "guard: too far from dense it is off, the text dense bit for bit; near again it is on",
+    "metrics: event.enabled .budget_ms_used .quorum_hits .topk_kept .quality_gap .stale_pct, guard.*",
+    "a NaN in what it sends and in its attention is caught and counted",
 )
 MEASURED = (
     "decode speed-up over dense, int8, context 512",
     "Δppl % on positions 512 to 1024",
     "quality_gap % there, exp(KL) - 1",
+    "the document's own form, blocks of 32 by age: Δppl %",
     *(
         line.format(part)
         for part in (60, 75, 90)

@@ -19,6 +19,10 @@ ANYWHERE = (
     "every way of counting bits gives the same",
     "trimmed and cloned texts go on alike",
     "a planted NaN is caught and counted",
+    "a NaN in an MLP is caught and counted",
+    "guard: too far from dense it is off, the text dense bit for bit; near again it is on",
+    "metrics: pack.enabled .mode .density .active .popcnt .recall .mass, guard.*",
+    "a way of counting bits that is not there is refused",
 )
 
 
@@ -50,6 +54,8 @@ def test_every_line_is_measured(rows: dict[str, Row]) -> None:
         "decode speed-up over dense, int8, context 928",
         "Δppl % on positions 464 to 928",
         "facts found at 10 depths",
+        "Δppl % of two bitmaps, ternary, in one window",
+        "the document's own form, overlap of raw keys: Δppl %",
         "guessed gates over zero skipping, 64 x 256",
     )
     for start in starts:
@@ -60,7 +66,8 @@ def test_every_line_is_measured(rows: dict[str, Row]) -> None:
 
 def test_silent_neurons_are_not_heard(rows: dict[str, Row]) -> None:
     if "|Δppl| % of it" in rows:
-        assert rows["|Δppl| % of it"].passed
+        assert rows["|Δppl| % of it"].passed and rows["rho below the density: switched off by rho"].passed
         assert "off by rho: 0, 1" in rows["density of the packed layers"].value  # half of a random relu is open
     else:
         assert rows["eps 1e-4: switched off by rho"].passed and rows["eps 1e-4: same greedy text, 64 tokens"].passed
+        assert rows["density of the packed layers"].target == "shown"

@@ -11,7 +11,9 @@ import numpy as np
 from ralo import texts
 from ralo.accept.event_budget import accept_budget
 from ralo.accept.event_verify import accept_verify
-from ralo.accept.rows import Progress, Row, Task, at_least, at_most, holds
+from ralo.accept.literal import literal
+from ralo.accept.rows import Progress, Row, Task, at_least, at_most, holds, needs_context, tried
+from ralo.accept.watched import caught, plant, watched
 from ralo.bench import Ralo, measure
 from ralo.compose import compose
 from ralo.guard import Guard
@@ -27,6 +29,7 @@ TRIED = 3.0  # percent that having tried may cost
 WORST_TOKENS = 512
 ROOM = 640  # tokens after the context
 STEPS = 32
+BUDGET_MS = 4.0  # the document's
 
 mode = Event.name
 
@@ -34,13 +37,15 @@ mode = Event.name
 def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[Row]:
     lm = open_model(task.quants[0])
     ctx = long_context(lm)
-    rows = _long_text(task, lm, ctx, say)
-    rows += accept_budget(task, lm, min(LONGEST, lm.model.cfg.max_context - ROOM), say)
-    rows += accept_verify(task, lm, say)
+    rows = tried(mode, "decode and quality of a long text", lambda: _long_text(task, lm, ctx, say))
+    rows += tried(mode, "a budget of time", lambda: accept_budget(task, lm, LONGEST, say))
+    rows += tried(mode, "verified drafts", lambda: accept_verify(task, lm, say))
     say("unrelated tokens")
-    rows += _worst(lm, ctx)
+    rows += tried(mode, "unrelated tokens", lambda: _worst(lm, ctx))
     say("invariants")
-    return [*rows, *_invariants(lm)]
+    rows += tried(mode, "invariants", lambda: _invariants(lm))
+    say("the guard")
+    return rows + tried(mode, "guard and metrics", lambda: _guarded(lm))
 
 
 def long_context(lm: LM) -> int:
@@ -52,6 +57,7 @@ def _setting(ctx: int) -> Event:
 
 
 def _long_text(task: Task, lm: LM, ctx: int, say: Progress) -> list[Row]:
+    needs_context(lm, 4 * STEPS)
     lm.use(compose([_setting(ctx)]))
     say(f"decode at {ctx} tokens")
     text = texts.held_out(lm, ctx + ROOM)
@@ -70,11 +76,16 @@ def _long_text(task: Task, lm: LM, ctx: int, say: Progress) -> list[Row]:
     shown = f"{q.delta_ppl_pct:+.2f} ({ci}; top-1 {q.top1_agree:.3f}, {q.tokens} tokens)"
     rows.append(at_most(mode, f"Δppl % on positions {window // 2} to {window}", q.delta_ppl_pct, MAX_DPPL, shown))
     gap = 100 * float(np.expm1(q.kl))
-    return [*rows, at_most(mode, "quality_gap % there, exp(KL) - 1", gap, GAP, f"{gap:.2f}")]
+    rows.append(at_most(mode, "quality_gap % there, exp(KL) - 1", gap, GAP, f"{gap:.2f}"))
+    say("the document's own form")
+    form = Event(form="seed", min_ctx=min(1024, ctx // 4))
+    return [*rows, literal(lm, form, "blocks of 32 by age", tokens, window, window // 2)]
 
 
 def _worst(lm: LM, ctx: int) -> list[Row]:
     """Unrelated tokens with deltas everywhere: nothing of a token before is worth anything."""
+    needs_context(lm, WORST_TOKENS + STEPS)
+    ctx = min(ctx, lm.model.cfg.max_context - WORST_TOKENS)
     rng = np.random.default_rng(0)
     tokens = [int(t) for t in rng.integers(0, lm.model.cfg.vocab, ctx + WORST_TOKENS)]
     prompt, fed = tokens[:ctx], tokens[ctx:]
@@ -109,6 +120,7 @@ def _worst(lm: LM, ctx: int) -> list[Row]:
 
 
 def _invariants(lm: LM) -> list[Row]:
+    needs_context(lm, STEPS)
     text = texts.sample(lm)[:STEPS]
     dense = _run(lm, text, dense=True)
     lm.use(compose([Event.off()]))
@@ -129,6 +141,15 @@ def _invariants(lm: LM) -> list[Row]:
         holds(mode, "less sent: not dense", bool((dense != on).any())),
         holds(mode, "bytes skipped are bytes not read", whole - read == skipped, f"{skipped} bytes"),
     ]
+
+
+def _guarded(lm: LM) -> list[Row]:
+    """Under the document's own budget, and without one."""
+    ctx = min(128, lm.model.cfg.max_context // 2)
+    rows = watched(lm, Event(min_ctx=0, budget_ms=BUDGET_MS), ctx)
+    lm.use(compose([Event(min_ctx=0)]))
+    line = "a NaN in what it sends and in its attention is caught and counted"
+    return [*rows, caught(lm, mode, line, plant(lm), ctx)]
 
 
 def _run(lm: LM, text: list[int], dense: bool = False) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

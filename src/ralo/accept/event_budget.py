@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralo import texts
-from ralo.accept.rows import Progress, Row, Task, at_most, holds
+from ralo.accept.rows import Progress, Row, Task, at_most, holds, needs_context
 from ralo.compose import compose
 from ralo.guard import Guard
 from ralo.lm import LM
@@ -22,6 +22,7 @@ PARTS = (0.6, 0.75, 0.9)  # of the time of a dense token
 OVER = 1.10  # of the budget that 99 in 100 tokens may take
 TOKENS = 500
 WARM = 32  # tokens before a budget is measured: what a layer takes is learnt
+ROOM, LEAST = 640, 128  # tokens after the context, and of a context that tells anything
 LOOK = 48  # dense tokens that the budget is derived from
 
 mode = Event.name
@@ -40,8 +41,10 @@ class Kept:
     level: float
 
 
-def accept_budget(task: Task, lm: LM, ctx: int, say: Progress) -> list[Row]:
-    rows = []
+def accept_budget(task: Task, lm: LM, longest: int, say: Progress) -> list[Row]:
+    """At a context of that many tokens, or as many as leave room for those that are measured."""
+    needs_context(lm, ROOM + LEAST)
+    ctx, rows = min(longest, lm.model.cfg.max_context - ROOM), []
     for part in PARTS:
         say(f"a budget of {part:.0%} of dense")
         k = kept_budget(lm, ctx, part)

@@ -6,7 +6,7 @@ import statistics
 import time
 
 from ralo import texts
-from ralo.accept.rows import Progress, Row, Task, at_least, holds
+from ralo.accept.rows import Progress, Row, Task, at_least, holds, needs_context
 from ralo.compose import compose
 from ralo.generate import Request, generate
 from ralo.guard import Guard
@@ -19,6 +19,7 @@ from ralo.verify import Drafting, Verified
 
 PROMPTS, NEW = 20, 200
 LONG = 7700  # tokens of a prompt, or what the model has
+LEAST = 128  # tokens of a prompt that tells anything
 SPEED, ANY = {"base": 1.15}, 1.0
 SAMPLED = 4  # prompts that are also continued by chance
 
@@ -26,6 +27,7 @@ mode = Event.name
 
 
 def accept_verify(task: Task, lm: LM, say: Progress) -> list[Row]:
+    needs_context(lm, NEW + 8 + LEAST)
     ctx = min(LONG, lm.model.cfg.max_context - NEW - 8)
     text = texts.held_out(lm, ctx + PROMPTS * 512)
     lm.guard = Guard(lm.model, lm.guard.options)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from ralo import _core, loader, texts
+from ralo import loader, texts
+from ralo.accept.literal import literal
+from ralo.accept.proc_invariants import accept_invariants
 from ralo.accept.proc_kernel import share_of_stream
 from ralo.accept.rows import Progress, Row, Task, at_least, at_most, holds, shown
 from ralo.bench import Engine, Ralo, measure
 from ralo.compose import compose
-from ralo.errors import RaloError
-from ralo.formats import packed, safetensors
+from ralo.formats import packed
 from ralo.lm import LM, load
 from ralo.model import Dense
 from ralo.modes import Proc
-from ralo.modes.base import TARGETS
 from ralo.proc.matrix import ProcMatrix
 from ralo.proc.pack import bits_a_weight, pack_proc
 from ralo.quality import Quality, perplexity
@@ -63,8 +61,9 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
             at_most(mode, "seconds to pack a million weights", each, SECONDS, f"{each:.2f} ({seconds:.0f} in all)"),
             holds(mode, "interrupted and resumed: the same bytes", same),
         ]
-        rows += _invariants(lm, matrices, at)
-        lm.use(compose([]))
+        rows += accept_invariants(lm, matrices, at)
+        say("the document's own form")
+        rows.append(_literal(task.model, lm, at / "literal"))
         say("speed")
         rows += _speed(task, lm, pack, open_model)
         say("kernel beside the memory's own speed")
@@ -83,12 +82,12 @@ def _half_way(share: float) -> None:
         raise _Stopped
 
 
-def _pack(model: str, to: Path, progress: Callable[[float], None] | None = None) -> float:
-    """Seconds that packing took, with the settings that flags default to."""
+def _pack(model: str, to: Path, progress: Callable[[float], None] | None = None, settings: Proc | None = None) -> float:
+    """Seconds that packing took, with these settings or those that flags default to."""
     ckpt, clock = loader.open_checkpoint(model), time.monotonic()
     cfg, weights = build(ckpt, loader.DEFAULT_QUANT)
     tokens = ckpt.tokenizer().encode(texts.read("calibration"))[:TOKENS]
-    pack_proc(ckpt, cfg, weights, Proc(), tokens, to, progress)
+    pack_proc(ckpt, cfg, weights, settings or Proc(), tokens, to, progress)
     return time.monotonic() - clock
 
 
@@ -123,59 +122,10 @@ def _speed(task: Task, lm: LM, pack: str, open_model: Callable[[str], LM]) -> li
     return rows
 
 
-def _invariants(lm: LM, matrices: list[ProcMatrix], at: Path) -> list[Row]:
-    text = texts.sample(lm)
-    dense, on = _run(lm, text, True), _run(lm, text, False)
-    read = lm.metrics()
-    lm.use(compose([Proc(on="off")]))
-    off = _run(lm, text, False)
-    level, threads = _core.level(), _core.threads()
-    digests = set()
-    for name in _core.levels():
-        for n in (1, 2):
-            _core.force_level(name)
-            _core.set_threads(n)
-            digests.add(tuple(m.digest() for m in matrices))
-    _core.force_level(level)
-    _core.set_threads(threads)
-    return [
-        holds(mode, "off: dense bit for bit", bool((dense == off).all())),
-        holds(mode, "on: not dense", bool((dense != on).any()), f"memory {read['proc.mem_ratio']:.3f} of bf16"),
-        holds(mode, "rebuilt weights are the same at every ISA level and number of threads", len(digests) == 1),
-        _refused("a damaged pack is refused", at, _damage),
-        _refused("a pack of a newer ralo is refused", at, _newer),
-    ]
-
-
-def _run(lm: LM, text: list[int], dense: bool) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    seq = lm.new_sequence()
-    return np.stack([lm.model.step(token, seq, dense) for token in text[:STEPS]])
-
-
-def _damage(pack: Path) -> None:
-    """One bit of one seed."""
-    tensors = safetensors.open_file(pack / packed.WEIGHTS)
-    seeds = next(t for name, t in tensors.items() if name.endswith(f".{TARGETS['mlp'][0]}.data"))
-    with open(pack / packed.WEIGHTS, "r+b") as file:
-        file.seek(seeds.start)
-        byte = file.read(1)[0]
-        file.seek(seeds.start)
-        file.write(bytes([byte ^ 1]))
-
-
-def _newer(pack: Path) -> None:
-    info = pack / packed.INFO
-    info.write_text(info.read_text().replace('"format": 2', '"format": 99', 1))
-
-
-def _refused(line: str, at: Path, spoil: Callable[[Path], None]) -> Row:
-    copy = at / "spoilt"
-    shutil.copytree(at / "straight", copy)
-    try:
-        spoil(copy)
-        load(str(copy))
-        return holds(mode, line, False)
-    except RaloError as error:
-        return holds(mode, line, "\n" not in str(error), str(error).replace(str(at), "…"))
-    finally:
-        shutil.rmtree(copy)
+def _literal(model: str, lm: LM, to: Path) -> Row:
+    """The hash and the strongest blocks of each channel."""
+    settings = Proc(form="seed")
+    _pack(model, to, None, settings)
+    said = f"fanout {settings.fanout}, base_scale {settings.base_scale:g}"
+    setting = replace(settings, pack=str(to))
+    return literal(lm, setting, said, texts.held_out(lm, 2048), min(1024, lm.model.cfg.max_context))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ralo.errors import RaloError
 from ralo.lm import LM
 
 Progress = Callable[[str], None]  # what is being measured now
@@ -55,6 +56,25 @@ def holds(mode: str, line: str, ok: bool, shown: str = "") -> Row:
 def shown(mode: str, line: str, value: str) -> Row:
     """To be seen beside the others; nothing was promised."""
     return Row(mode, line, "shown", value, True)
+
+
+def unmeasured(mode: str, line: str, why: str) -> Row:
+    """What cannot be measured on this model is not accepted."""
+    return Row(mode, line, "measured", why, False)
+
+
+def tried(mode: str, line: str, rows: Callable[[], list[Row]]) -> list[Row]:
+    """Those rows, or one that says why this model has none of them."""
+    try:
+        return rows()
+    except RaloError as error:
+        return [unmeasured(mode, line, str(error))]
+
+
+def needs_context(lm: LM, tokens: int) -> None:
+    """Refuses a model whose texts cannot be that long."""
+    if (most := lm.model.cfg.max_context) < tokens:
+        raise RaloError(f"needs {tokens} tokens of context, this model has {most}")
 
 
 Acceptance = Callable[[Task, Callable[[str], LM], Progress], list[Row]]

@@ -7,16 +7,15 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from ralo import _core, peer, texts
+from ralo import peer, texts
 from ralo.accept.attention import SHAPES, packed_beside_exact
+from ralo.accept.literal import literal
 from ralo.accept.needle import needle
-from ralo.accept.rows import Progress, Row, Task, at_least, at_most, holds
+from ralo.accept.rows import Progress, Row, Task, at_least, at_most, needs_context, tried
+from ralo.accept.statepack_invariants import LEAST, ROOM, accept_invariants, refused_counts
 from ralo.accept.statepack_mlp import accept_mlp
 from ralo.bench import Engine, Ralo, measure
 from ralo.compose import compose
-from ralo.errors import RaloError
 from ralo.lm import LM
 from ralo.model import Dense
 from ralo.modes import StatePack
@@ -27,8 +26,8 @@ LONG = 8000  # tokens of context, or what the model has
 DECODE, PEER, MAX_DPPL = {"base": 1.6}, {"base": 3.0}, 1.0  # of models by name; Δppl in percent
 ANY = 1.10  # speed-up that the document asks of any model
 CHANCE = 0.1  # of needles that were never there
-ROOM = 96  # tokens after the context
 STEPS = 24
+DOCUMENT_DPPL = 2.0  # percent
 
 mode = StatePack.name
 
@@ -39,10 +38,11 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
         for keys, wanted in ATTENTION.items():
             say(f"attention over {keys} keys")
             rows.append(_attention(shape, keys, wanted, task.rounds))
-    rows += _long_text(task, lm, say)
+    rows += tried(mode, "decode, quality and facts of a long text", lambda: _long_text(task, lm, say))
     rows += accept_mlp(task, lm, say)
     say("invariants")
-    return [*rows, *_invariants(lm)]
+    rows += tried(mode, "invariants of packed keys", lambda: accept_invariants(lm))
+    return [*rows, refused_counts()]
 
 
 def _attention(shape: tuple[int, int, int], keys: int, wanted: float, rounds: int) -> Row:
@@ -54,6 +54,7 @@ def _attention(shape: tuple[int, int, int], keys: int, wanted: float, rounds: in
 
 def _long_text(task: Task, lm: LM, say: Progress) -> list[Row]:
     """Decode, quality and needles at a long context."""
+    needs_context(lm, LEAST + ROOM)
     ctx = min(LONG, lm.model.cfg.max_context - ROOM)
     lm.use(compose([StatePack(target="kv", min_ctx=min(2048, ctx // 2))]))
     say(f"decode at {ctx} tokens")
@@ -64,15 +65,25 @@ def _long_text(task: Task, lm: LM, say: Progress) -> list[Row]:
     line = f"Δppl % on positions {ctx // 2} to {ctx}, against exact attention"
     rows.append(at_most(mode, line, quality.delta_ppl_pct, MAX_DPPL, _shown(quality)))
     say("needles")
-    return [*rows, *_needles(lm, ctx)]
+    rows += tried(mode, f"facts found at 10 depths of {ctx} tokens", lambda: _needles(lm, ctx))
+    say("two bitmaps, and the document's own form")
+    return [*rows, *_other_codes(lm, tokens, ctx)]
+
+
+def _other_codes(lm: LM, tokens: list[int], ctx: int) -> list[Row]:
+    """In one window of the text."""
+    ctx = min(ctx, len(tokens) - 1)
+    setting = StatePack(on="ternary", target="kv", min_ctx=min(2048, ctx // 2))
+    lm.use(compose([setting]))
+    q = perplexity(lm.model, tokens[: ctx + 1], ctx, lm.kv, first=ctx // 2)
+    rows = [at_most(mode, "Δppl % of two bitmaps, ternary, in one window", q.delta_ppl_pct, DOCUMENT_DPPL, _shown(q))]
+    form = replace(setting, on="binary", form="seed")
+    return [*rows, literal(lm, form, "overlap of raw keys", tokens[: ctx + 1], ctx, ctx // 2)]
 
 
 def _needles(lm: LM, ctx: int) -> list[Row]:
     line = f"facts found at 10 depths of {ctx} tokens"
-    try:
-        found = needle(lm, ctx)
-    except RaloError as error:  # a model whose context is too short
-        return [Row(mode, line, "measured", str(error), False)]
+    found = needle(lm, ctx)
     shown = f"{found.ours} of {found.trials}, dense {found.dense}"
     rows = [at_least(mode, line, found.ours, found.dense, shown)]
     wrong = f"{found.ours_guessed} of {found.trials}, dense {found.guessed}"
@@ -105,63 +116,3 @@ def _decode(task: Task, lm: LM, ctx: int) -> list[Row]:
 def _shown(q: Quality) -> str:
     ci = f"{q.ci95[0]:+.2f} … {q.ci95[1]:+.2f}"
     return f"{q.delta_ppl_pct:+.2f} ({ci}; KL {q.kl:.4f}, top-1 {q.top1_agree:.3f}, {q.tokens} tokens)"
-
-
-def _invariants(lm: LM) -> list[Row]:
-    text = texts.sample(lm)
-    ctx = min(1500, lm.model.cfg.max_context - ROOM)
-    packed = StatePack(target="kv", min_ctx=0, keys=64, check=0)
-    dense, dense_bytes, _ = _run(lm, StatePack.off(), text, ctx, dense=True)
-    off, _, _ = _run(lm, StatePack.off(), text, ctx)
-    on, on_bytes, skipped = _run(lm, packed, text, ctx)
-    ways = [_run(lm, replace(packed, popcnt=way), text, ctx)[0] for way in _core.popcounts()]
-    return [
-        holds(mode, "all keys and no neurons packed: dense bit for bit", bool((dense == off).all())),
-        holds(mode, "below min-ctx: dense bit for bit", _below(lm, text, ctx, dense)),
-        holds(mode, "fewer keys: not dense", bool((dense != on).any())),
-        holds(mode, "bytes skipped are bytes not read", dense_bytes - on_bytes == skipped, f"{skipped} bytes"),
-        holds(mode, "every way of counting bits gives the same", all((on == w).all() for w in ways),
-              ", ".join(_core.popcounts())),
-        holds(mode, "trimmed and cloned texts go on alike", _trimmed(lm, packed, text, ctx)),
-        _planted(lm, packed, text, ctx),
-    ]  # fmt: skip
-
-
-Logits = np.ndarray[tuple[int, int], np.dtype[np.float32]]
-
-
-def _run(lm: LM, setting: StatePack, text: list[int], ctx: int, dense: bool = False) -> tuple[Logits, int, int]:
-    """Logits of some steps after a text, the bytes they read, and the bytes that were skipped."""
-    lm.use(compose([setting]))
-    seq = lm.new_sequence()
-    lm.model.prefill([text[i % len(text)] for i in range(ctx)], seq, dense=True)
-    read = lm.model.bytes_read
-    logits = np.stack([lm.model.step(token, seq, dense) for token in text[:STEPS]])
-    return logits, lm.model.bytes_read - read, int(float(lm.metrics().get("pack.bytes_skipped", 0)))
-
-
-def _below(lm: LM, text: list[int], ctx: int, dense: Logits) -> bool:
-    return bool((_run(lm, StatePack(target="kv", min_ctx=ctx + ROOM), text, ctx)[0] == dense).all())
-
-
-def _trimmed(lm: LM, setting: StatePack, text: list[int], ctx: int) -> bool:
-    lm.use(compose([setting]))
-    seq = lm.new_sequence()
-    lm.model.prefill([text[i % len(text)] for i in range(ctx)], seq, dense=True)
-    first = [lm.model.step(t, seq) for t in text[:STEPS]]
-    copy = seq.clone()
-    seq.trim(ctx)
-    again = [lm.model.step(t, seq) for t in text[:STEPS]]
-    after = lm.model.step(text[STEPS], copy), lm.model.step(text[STEPS], seq)
-    return bool(np.array_equal(first, again) and np.array_equal(*after))
-
-
-def _planted(lm: LM, setting: StatePack, text: list[int], ctx: int) -> Row:
-    lm.use(compose([setting]))
-    slot = lm.model.slots[0].attend
-    assert isinstance(slot, _core.PackKeys)
-    slot.plant = True
-    seq = lm.new_sequence()
-    lm.model.prefill([text[i % len(text)] for i in range(ctx)], seq, dense=True)
-    good = bool(np.isfinite(lm.model.step(text[0], seq)).all())
-    return holds(mode, "a planted NaN is caught and counted", good and slot.nonfinite == 1, f"{slot.nonfinite} caught")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ralo import _core, loader, texts
 from ralo.accept import halves
-from ralo.accept.rows import Progress, Row, Task, at_least, at_most, holds, shown
+from ralo.accept.rows import Progress, Row, Task, at_least, at_most, holds, shown, tried, unmeasured
+from ralo.accept.watched import infinite, watched
 from ralo.bench import Engine, Ralo, measure
 from ralo.compose import compose
 from ralo.lm import LM
@@ -24,7 +26,7 @@ from ralo.tt.about import AboutTT
 from ralo.tt.cores import Cores
 from ralo.tt.cross import entries_of, tt_cross
 from ralo.tt.matrix import FactoredMatrix
-from ralo.tt.pack import pack_tt
+from ralo.tt.pack import GAP, pack_tt
 from ralo.tt.place import Place
 from ralo.tt.svd import tt_svd
 from ralo.tt.train import trained
@@ -51,7 +53,11 @@ def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[R
             rows += _lines(task, lm, about, quant, target, say)
             if about.matrices and not checked:
                 rows += _invariants(lm, str(to))
+                setting = TT(target=target, pack=str(to))
+                rows += tried(mode, "guard and metrics", partial(watched, lm, setting))
                 checked = True
+        if not checked:
+            rows.append(unmeasured(mode, "off, on, guard and metrics", "no place is factored"))
         say("the document's settings")
         rows += _literal(task.model, open_model("int8"), Path(folder) / "literal")
     return rows + _constructed()
@@ -77,15 +83,17 @@ def _lines(task: Task, lm: LM, about: AboutTT, quant: str, target: str, say: Pro
     faster, (low, high) = halves.speedup(lm, HALF[target], layers, task.rounds)
     engines: dict[str, Engine] = {"made": Ralo(lm, lm.model, texts.sample(lm))}
     engines["dense"] = Ralo(lm, Dense(lm.model), texts.sample(lm))
-    whole, (least, most) = measure(engines, "decode", task.ctx, 64, task.rounds).ratio("made", "dense")
+    whole, (least, top) = measure(engines, "decode", task.ctx, 64, task.rounds).ratio("made", "dense")
     said = f"{faster:.2f} ({low:.2f} … {high:.2f}), {len(layers)} of {lm.model.cfg.n_layers} layers"
     quality = f"{q.delta_ppl_pct:+.2f} ({q.ci95[0]:+.2f} … {q.ci95[1]:+.2f}; KL {q.kl:.4f}, {q.tokens} tokens)"
     line, dppl = f"{what}: factored layers / the same dense", f"{what}: Δppl % on held-out text"
     judged = quant == "int8"
+    gap = max(float(m["gap"]) for m in about.matrices.values())
     return [
         at_least(mode, line, faster, FASTER, said) if judged else shown(mode, line, said),
         at_most(mode, dppl, q.delta_ppl_pct, task.max_dppl, quality) if judged else shown(mode, dppl, quality),
-        shown(mode, f"{what}: decode / dense, context {task.ctx}", f"{whole:.2f} ({least:.2f} … {most:.2f})"),
+        at_most(mode, f"{what}: most that factors miss of typical outputs", gap, GAP, f"{gap:.3f}"),
+        shown(mode, f"{what}: decode / dense, context {task.ctx}", f"{whole:.2f} ({least:.2f} … {top:.2f})"),
     ]
 
 
@@ -114,10 +122,7 @@ def _plant(lm: LM) -> FactorSlot:
     slot = slots.taken[name].slot
     assert isinstance(slot, FactorSlot)
     m, (first, *others) = slot.matrix, slot.matrix.steps
-    assert first.scales is not None
-    scales = first.scales.copy()
-    scales[0, 0] = 0x7F80  # bf16 infinity
-    bad = Matrix(first.quant, first.ic, first.parts, first.data, scales, None)
+    bad = Matrix(first.quant, first.ic, first.parts, first.data, infinite(first.scales), None)
     broken = FactorSlot(FactoredMatrix(m.ic, m.parts, m.train, [bad, *others], m.bias))
     slots.put(name, broken, mode, "broken")
     lm.model.use(lm.model.slots)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ralo import __version__, _core, cpu, report, screen
 from ralo.accept import ACCEPT, Row, Task
+from ralo.accept.rows import Progress, tried
 from ralo.commands.run import open_model
 from ralo.errors import RaloError
 from ralo.lm import LM, LoadOptions
@@ -54,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
     def opened(quant: str) -> LM:
         return _open(options, quant)
 
+    opened(task.quants[0])  # a model that cannot be opened is said before any work
     rows: list[Row] = []
     for name in modes:
         with screen.steps() as say:
-            rows += ACCEPT[name](task, opened, say)
+            rows += tried(name, "all of its lines", partial(_lines, name, task, opened, say))
     passed = all(row.passed for row in rows)
     columns = ["mode", "line", "target", "value", ""]
     shown = [[r.mode, r.line, r.target, r.value, "PASS" if r.passed else "FAIL"] for r in rows]
@@ -67,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.json_line({"model": options.model, "pass": passed, "rows": [r.to_dict() for r in rows]})
     return 0 if passed else 1
+
+
+def _lines(name: str, task: Task, opened: Callable[[str], LM], say: Progress) -> list[Row]:
+    return ACCEPT[name](task, opened, lambda what: say(f"{name}: {what}"))
 
 
 def _report(task: Task, rows: Sequence[Row], command: str) -> Report:
