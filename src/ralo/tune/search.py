@@ -18,7 +18,7 @@ from ralo.weights import PLACES
 MARGIN = 0.9  # of the budget that is aimed at: other text may come out a little worse
 WHOLE = 0.4  # of the budget that a mode which is on as a whole may take
 STEPS = 6  # of the dial
-PERCENT_OF_KL = 60  # points of perplexity that a nat costs, to begin with
+PERCENT_OF_KL = 100  # points of perplexity that a nat costs, to begin with
 CLOSE = 0.93  # of the aim, from which on it is met
 FARTHEST = 4  # times more or less in a step
 TIGHTER = (1.0, 0.8, 0.6, 0.4)  # aims, one after another, until the check holds
