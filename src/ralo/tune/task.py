@@ -16,7 +16,16 @@ from ralo.modes import Mix
 from ralo.modes.base import ZEROS
 from ralo.modes.share import F64, Key, floor
 from ralo.profile import Profile
-from ralo.tune.costs import Progress, bytes_over_grid, coarse_kl, coarse_layers, coarse_seconds, over_grid, share_kl
+from ralo.tune.costs import (
+    Progress,
+    bytes_over_grid,
+    choice_seconds,
+    coarse_kl,
+    coarse_layers,
+    coarse_seconds,
+    over_grid,
+    share_kl,
+)
 from ralo.tune.record import Record
 from ralo.tune.search import TOGETHER
 from ralo.tune.sites import Sites, sites
@@ -87,7 +96,8 @@ def dials(
     keys = share_kl(profile, len(layers))
     if lm.model.cfg.act in ZEROS and lm.model.cfg.gated:  # silent neurons are skipped as a whole
         keys = {key: curve if key[1] in ("qkv", "o") else _never(curve) for key, curve in keys.items()}
-    seconds = {own: over_grid(profile.seconds)}
+    choice = record.get("seconds of a choice", lambda: choice_seconds(profile), must=True)
+    seconds = {own: over_grid(profile.seconds, choice)}
     quiet = _neurons_read(lm, profile)
     quants, kl = [own], {}
     if wish.mixes(own):
@@ -95,7 +105,7 @@ def dials(
         of = f"{COARSE} {mix.pack}".strip()
         found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
         kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) for key in keys}
-        seconds[COARSE] = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True))
+        seconds[COARSE] = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True), choice)
         if wish.goal == "memory":
             seconds = {own: bytes_over_grid(layers), COARSE: bytes_over_grid(coarse)}
         quants = [COARSE] if wish.quant == COARSE else [own, COARSE]
