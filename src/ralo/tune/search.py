@@ -109,6 +109,8 @@ class Search:
             modes = self._dialled(name, sites, frame, neurons, aim * MARGIN * self.max_dppl)
             if not modes:  # none at all is dense, which is no faster than itself
                 return
+            if any(found.modes == modes for found in self.tried):  # did not hold
+                continue
             self.say(f"checking {name} dialled to {aim * MARGIN * self.max_dppl:.2f} %")
             if self._try(name, modes).loss.fits(self.max_dppl):
                 return
