@@ -116,7 +116,13 @@ size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size
               size_t window, float scale, float* out, Many many) {
   if (tokens == 0) return 0;
   const bool slides = window && past + tokens > window;  // the tokens do not see the same first key
-  if (tokens == 1 || (tokens <= kFewTokens && many == Many::floats && !slides))
-    return decode(c, q, stride, tokens, heads, e, past, window, scale, out);
+  const bool few = tokens == 1 || (tokens <= kFewTokens && many == Many::floats);
+  if (few && !slides) return decode(c, q, stride, tokens, heads, e, past, window, scale, out);
+  if (few) {
+    size_t bytes = 0;
+    for (size_t t = 0; t < tokens; ++t)
+      bytes += decode(c, q + t * stride, stride, 1, heads, e, past + t, window, scale, out + t * heads * e);
+    return bytes;
+  }
   return prefill(c, q, stride, tokens, heads, e, past, window, scale, out, many);
 }

@@ -148,3 +148,17 @@ def test_gguf_equals_a_directory_with_its_rounded_weights(tmp_path: Path, quant:
 
 def _rounded(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.float32]:
     return values if values.ndim == 1 else dequantize(quantize(values, kind), kind).reshape(values.shape)
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("window", [2, 7, 24])
+def test_a_few_tokens_together_are_bit_for_bit_those_alone_while_a_window_slides(tmp_path, window, kv):
+    model = open_tiny(tmp_path / "mistral", "mistral", "int8", sliding_window=window)
+    alone, seq = [], Sequence.empty(model.cfg, kv)
+    for token in TOKENS[:40]:
+        alone.append(model.step(token, seq))
+    for few in (2, 5, model_file.FEW):
+        seq, found = Sequence.empty(model.cfg, kv), []
+        for start in range(0, 40, few):
+            found.append(model.verify(TOKENS[start : min(start + few, 40)], seq))
+        assert np.array_equal(np.concatenate(found), np.stack(alone))
