@@ -67,10 +67,11 @@ def attend(q: F32, k: F64, v: F64, past: int, window: int, scale: float) -> tupl
 
 
 def bytes_read(kv: str, tokens: int, past: int, heads: int, kv_heads: int, e: int, window: int) -> int:
-    """Keys and values that are read: once a kv head for a few tokens, else once a tile of queries."""
+    """Keys and values that are read: once a kv head for a few tokens, or by each of them where a window slides; else
+    once a tile of queries."""
     row = padded(e) * {"f32": 4, "f16": 2, "int8": 1}[kv] + (4 if kv == "int8" else 0)  # int8: and a float32 scale
-    few = tokens <= FEW_TOKENS and not (window and past + tokens > window)
-    step = tokens if few else max(1, TILE_ROWS // (heads // kv_heads))
+    slides = bool(window) and past + tokens > window
+    step = max(1, TILE_ROWS // (heads // kv_heads)) if tokens > FEW_TOKENS else 1 if slides else tokens
     total = 0
     for first in range(past, past + tokens, step):
         last = min(first + step, past + tokens) - 1
