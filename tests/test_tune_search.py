@@ -379,4 +379,7 @@ def test_it_says_so():
     looking = search(World(1, time=5))
     looking.say = lines.append
     looking.run()
-    assert lines[-1] == "the time is up" and lines[0] == "trying event"
+    assert looking.cut and lines[0] == "trying event"
+    whole = search(World(1))
+    whole.run()
+    assert not whole.cut

@@ -21,7 +21,7 @@ from commandline import ralo as command
 from tiny import write_hf
 
 import ralo
-from ralo import calibrate
+from ralo import RaloError, calibrate, peer
 from ralo.cli import main
 from ralo.modes import Mix
 from ralo.plan import read_plan
@@ -567,3 +567,33 @@ def test_a_record_that_cannot_be_written(model: Path, words: Path, tmp_path: Pat
     assert tune("-m", model, "--text", words, *FLAGS, *flags) == 2
     assert "cannot be written: No such file or directory" in capsys.readouterr().err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the page
+
+
+def no_peer() -> None:
+    raise RaloError("not here")
+
+
+def test_the_page_shows_what_was_tried_and_plans_for_other_budgets(tuned: Tuned, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(peer, "check", no_peer)
+    path, page = again(tuned, tmp_path / "plans"), tmp_path / "page.html"
+    flags = list(tuned.flags)
+    flags[flags.index("-o") + 1] = path
+    streams(*flags, "--html", page)
+    first = page.read_text()
+    assert all(name in first for name in tuned.names()) and "llama.cpp" not in first
+    best = tuned.said["best"]
+    assert f"{best['gains'][0]['speedup']:.2f}x" in first and f"{best['delta_ppl_pct']:+.2f}" in first
+    assert "20 %: " in first and "40 %: " not in first
+    streams(*flags, "--max-dppl", "40", "--html", page)
+    assert "20 %: " in page.read_text() and "40 %: " in page.read_text()
+    streams(*flags, "--quant", "int8", "--html", page)
+    assert "40 %: " not in page.read_text(), "a plan of another kind is not on the same curve"
+
+
+def test_a_page_that_cannot_be_written_is_said_before_any_work(model: Path, tmp_path: Path, capsys) -> None:
+    said = refused(capsys, "tune", "-m", model, "-o", tmp_path / "p.toml", "--html", tmp_path / "no" / "page.html")
+    assert "No such file or directory" in said and not (tmp_path / "p.tune.json").exists()
+    assert "must end in .html" in refused(capsys, "tune", "-m", model, "-o", tmp_path / "p.toml", "--html", "page.txt")

@@ -68,13 +68,14 @@ def run(args: argparse.Namespace) -> int:
     with screen.steps() as say:
         search.say = say
         best = search.run()
+    kind = f"{options.quant} for {options.goal}"
     if best:
-        record.note(f"{shown.AT}{options.max_dppl:g}", shown.kept(best))
+        shown.remember(record, options.max_dppl, kind, best)
     else:
         save(path, record, None, options)
     show(path, search, options)
     if options.html:
-        report.write(Path(options.html), shown.report(search, options.model, facts(lm, args.command)))
+        report.write(Path(options.html), shown.report(search, options.model, facts(lm, args.command), kind))
     if args.json:
         screen.json_line(said(path, lm, search))
     return 0
@@ -179,6 +180,8 @@ def show(path: Path, search: Search, options: TuneOptions) -> None:
         kept = "kept" if found is search.best else "" if loss.fits(options.max_dppl) else "over the budget"
         rows.append([*row, f"{loss.top1_agree:.3f}", kept])
     record = search.trials.record
+    if search.cut:
+        print(f"the time was up after {options.minutes:g} minutes; --minutes gives more, and the record goes on")
     screen.table(columns, rows, f"{options.model}: at most {options.max_dppl:g} % above dense {search.trials.lm.quant}")
     if search.best is None:
         print(f"{path}: nothing is faster than dense within {options.max_dppl:g} %; the plan has no mode on")

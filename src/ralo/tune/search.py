@@ -61,6 +61,7 @@ class Search:
     say: Say = lambda what: None
     tried: list[Found] = field(default_factory=list)
     best: Found | None = None
+    cut: bool = False  # whether the time was up before everything was tried
 
     def run(self) -> Found | None:
         """The fastest plan that holds, or None; where the time is up, of those that were tried."""
@@ -70,7 +71,7 @@ class Search:
                 self._dial(name, sites, frame if name == TOGETHER else ())
             self._drafts(frame)
         except OutOfTime:
-            self.say("the time is up")
+            self.cut = True
         return self.best
 
     def _frame(self) -> tuple[Mode, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ralo.model import Dense
 from ralo.modes.base import LayerSlots
 from ralo.quality import divergence, log_probs, scores
 from ralo.report import Cell, Point, Report
+from ralo.tune.record import Record
 from ralo.tune.search import TOGETHER, Found, Search
 from ralo.tune.trial import ROUNDS, TOKENS, Gain, Loss, Trials, key_of
 from ralo.weights import PLACES, LayerWeights
@@ -23,37 +25,36 @@ GAP_TOKENS, GAP_MEAN = 1024, 32  # of a text along which the gap is shown, and o
 AT = "plan at "  # names of plans in a record, by their budget
 
 
-def report(search: Search, title: str, about: Mapping[str, str]) -> Report:
-    """Everything; where nothing beat dense, without a plan of its own."""
+def report(search: Search, title: str, about: Mapping[str, str], kind: str) -> Report:
+    """Everything; where nothing beat dense, without a plan of its own. `kind`: of plans for other budgets."""
     trials, best = search.trials, search.best
     beside = [_peer_point(gain, trials.lm) for gain in peer_gains(trials)]
     points = [_dense(gain, trials.lm) for gain in _first_gains(search)]
     points += [point for found in _distinct(search) for point in _points(found, best)]
-    budgets = [(float(name.removeprefix(AT)), _kept(name, entry["found"])) for name, entry in sorted(
-        trials.record.known.items(), key=lambda item: item[0]) if name.startswith(AT)]  # fmt: skip
-    budgets.sort(key=lambda pair: pair[0])
     cells = heat(trials, best) if best else []
     gap = {found.name: gap_along(trials, found) for found in ([best] if best else []) if found.modes}
     columns = [*PLACES, "keys"] if cells else []
+    budgets = _budgets(trials.record, kind)
     return Report(title, about, _summary(search, best), [*points, *beside], budgets, columns, cells, gap)
 
 
-def kept(found: Found) -> dict[str, Any]:
-    """A plan that was found, as a record keeps it: other budgets are shown beside it."""
-    loss, gain = found.loss, found.gains[0]
-    return {
-        "speed": gain.speedup, "low": gain.low, "high": gain.high, "ctx": gain.ctx, "tok_s": gain.tok_s,
-        "delta_ppl_pct": loss.delta_ppl_pct, "delta_low": loss.low, "delta_high": loss.high, "kl": loss.kl,
-        "name": found.name,
-    }  # fmt: skip
+def remember(record: Record, max_dppl: float, kind: str, found: Found) -> None:
+    """A plan that was found, so that it is shown beside those of other budgets."""
+    said = {"name": found.name, "loss": asdict(found.loss), "gains": [asdict(gain) for gain in found.gains]}
+    record.note(f"{AT}{max_dppl:g} %, {kind}", said)
 
 
-def _kept(name: str, k: Mapping[str, Any]) -> Point:
-    budget = name.removeprefix(AT)
-    return Point(
-        f"{budget} %: {k['name']}", "plan", k["ctx"], k["speed"], (k["low"], k["high"]), k["delta_ppl_pct"],
-        (k["delta_low"], k["delta_high"]), k["kl"], k["tok_s"],
-    )  # fmt: skip
+def _budgets(record: Record, kind: str) -> list[tuple[float, Point]]:
+    """Plans of one kind by their budgets, at every context."""
+    out = []
+    for name, entry in record.known.items():
+        budget, _, of = name.removeprefix(AT).partition(" %, ")
+        if name.startswith(AT) and of == kind:
+            told = entry["found"]
+            loss, gains = Loss(**told["loss"]), tuple(Gain(**gain) for gain in told["gains"])
+            found = Found(f"{budget} %: {told['name']}", (), loss, gains)
+            out += [(float(budget), point) for point in _points(found, found)]
+    return sorted(out, key=lambda pair: (pair[1].ctx, pair[0]))
 
 
 def _summary(search: Search, best: Found | None) -> list[tuple[str, str, str]]:
