@@ -109,7 +109,7 @@ def test_another_precision_than_packed(folder: Path, quant: str) -> None:
     [
         (
             {"format": 99},
-            "is of pack format 99, this ralo reads 1, 2 and 3; take a newer ralo, or pack the model again",
+            "is of pack format 99, this ralo reads 1, 2, 3 and 4; take a newer ralo, or pack the model again",
         ),
         ({"format": "1"}, "'format' must be a whole number"),
         ({"quant": "int2"}, "'quant' is 'int2'; supported"),

@@ -26,7 +26,7 @@ from ralo.sampling import Sampler, Sampling
 from ralo.sequence import KV_KINDS
 from ralo.sequence import Sequence as TextState
 from ralo.verify import Drafting, Verified
-from ralo.weights import Weights
+from ralo.weights import PLACES, Weights
 
 if TYPE_CHECKING:
     from ralo.tokenizer import Tokenizer
@@ -94,8 +94,8 @@ class LM:
     @property
     def storage(self) -> str:
         """The precision, and what else weights are stored as."""
-        rebuilt = {m.quant for m in self.model.weights.matrices().values()} - set(QUANTS)
-        return " and ".join([self.quant, *sorted(rebuilt)])
+        others = {getattr(w, place).quant for w in self.model.weights.layers for place in PLACES} - {self.quant}
+        return " and ".join([self.quant, *sorted(others)])
 
     @property
     def stop_ids(self) -> frozenset[int]:

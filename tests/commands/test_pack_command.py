@@ -78,9 +78,9 @@ def test_a_pack_of_another_format_says_to_pack_again(
     main(["pack", "-m", str(tiny), "-o", str(to)])
     capsys.readouterr()
     info = json.loads((to / "ralo.json").read_text())
-    (to / "ralo.json").write_text(json.dumps(info | {"format": 4}))
+    (to / "ralo.json").write_text(json.dumps(info | {"format": 5}))
     assert (
-        "ralo.json: is of pack format 4, this ralo reads 1, 2 and 3; take a newer ralo, or pack the model again"
+        "ralo.json: is of pack format 5, this ralo reads 1, 2, 3 and 4; take a newer ralo, or pack the model again"
         in refused(capsys, "run", "-m", to)
     )
 

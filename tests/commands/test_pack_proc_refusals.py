@@ -98,8 +98,11 @@ def test_arrays_that_cannot_be(part: str, how: Any, line: str, copy: Path, capsy
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"format": 4}, "is of pack format 4, this ralo reads 1, 2 and 3; take a newer ralo, or pack the model again"),
-        ({"format": 0}, "is of pack format 0, this ralo reads 1, 2 and 3; pack the model again"),
+        (
+            {"format": 5},
+            "is of pack format 5, this ralo reads 1, 2, 3 and 4; take a newer ralo, or pack the model again",
+        ),
+        ({"format": 0}, "is of pack format 0, this ralo reads 1, 2, 3 and 4; pack the model again"),
         ({"proc": None}, "'proc' is missing: pack the model again"),
         ({"proc": {"model": 1}}, "'proc' is not what ralo writes: pack the model again"),
         ({"proc": 7}, "proc"),
@@ -115,8 +118,8 @@ def test_what_the_pack_says_of_itself(
 
 
 def test_a_newer_pack_over_its_model(copy: Path, proc_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told(copy, format=4)
-    assert "is of pack format 4" in refused(capsys, "run", "-m", proc_model, "--proc-pack", copy, "-p", "the")
+    told(copy, format=5)
+    assert "is of pack format 5" in refused(capsys, "run", "-m", proc_model, "--proc-pack", copy, "-p", "the")
 
 
 def test_a_pack_of_another_model(proc_made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

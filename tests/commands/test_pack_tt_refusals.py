@@ -86,7 +86,7 @@ def test_what_is_said_of_a_matrix(values: dict[str, Any], line: str, copy: Path,
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"format": 4}, f"is of pack format 4, this ralo reads 1, 2 and 3; take a newer ralo, or {AGAIN}"),
+        ({"format": 5}, f"is of pack format 5, this ralo reads 1, 2, 3 and 4; take a newer ralo, or {AGAIN}"),
         ({"tt": None}, f"'tt' is missing: {AGAIN}"),
         ({"tt": {"model": 1}}, f"'tt' is not what ralo writes: {AGAIN}"),
         ({"tt": {"model": "x", "settings": {}, "matrices": {}}}, f"'tt' is not what ralo writes: {AGAIN}"),
@@ -141,8 +141,8 @@ def test_settings_that_do_not_go(
     line = refused(capsys, "pack", "-m", tt_model, "--tt-pack", tt_made, "-o", to)
     assert line == "ralo pack: --tt-pack is for running; here -o says where the weights go"
     line = refused(capsys, "pack", *tt_flags, "--proc-sparse=on", "-o", to)
-    both = "make a pack each: pack twice, and run with --proc-pack and --tt-pack"
-    assert line == f"ralo pack: --proc-sparse and --tt {both}"
+    each = "make a pack each: pack twice, and run with --proc-pack and --tt-pack or --mix-pack"
+    assert line == f"ralo pack: --proc-sparse, --tt and --mix {each}"
     line = refused(capsys, "pack", *tt_flags, "--order", "x", "-o", to)
     assert line == "ralo pack: --order and --tt do not go together: such weights have no blocks of neurons"
     assert f"{tt_made}: is packed already" in refused(capsys, "pack", *tt_flags, "-m", tt_made, "-o", to)
