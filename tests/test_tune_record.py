@@ -63,7 +63,7 @@ def test_what_is_known_is_not_measured_again(clock, tmp_path):
     record = Record(path, ABOUT, 60)
     first = record.get("a", work)
     assert record.get("a", never) == first == {"value": 1, "list": [0.1, 1e-17]}
-    assert (record.fresh, record.spent, record.share) == (1, 1.0, 1 / 60)
+    assert (record.fresh, record.spent) == (1, 1.0)
     other = Record(path, ABOUT, 60)
     assert other.get("a", never) == first
     assert (other.fresh, other.spent) == (0, 1.0), "time of the record counts as spent, once"
@@ -99,7 +99,7 @@ def test_out_of_time(clock):
         record.get(name, work)
     with pytest.raises(OutOfTime):
         record.get("d", work)
-    assert work.done == 3 and record.share == 1.0
+    assert work.done == 3 and record.spent > record.seconds
     assert record.get("a", never)["value"] == 1, "what was used already costs nothing"
 
 
@@ -138,10 +138,6 @@ def test_a_replay_may_use_what_must_be(clock, tmp_path):
     with pytest.raises(OutOfTime):
         record.get("b", never)
     assert record.get("b", never, must=True)["value"] == 1
-
-
-def test_no_time_at_all(clock):
-    assert Record(None, ABOUT, 0).share == 1.0
 
 
 # ---------------------------------------------------------------- the file

@@ -107,8 +107,7 @@ def _pack_proc(
     seconds = time.monotonic() - clock
     made = [m for m in built.weights.matrices().values() if isinstance(m, ProcMatrix | HashedMatrix)]
     bits = bits_a_weight(made)
-    went_on = f", {built.resumed} layers were there already" if built.resumed else ""
-    print(f"{to}: {len(made)} matrices at {bits:.2f} bits a weight, {seconds:.0f} s{went_on}")
+    print(f"{to}: {len(made)} matrices at {bits:.2f} bits a weight, {seconds:.0f} s{_went_on(built.resumed)}")
     return {"bits": bits, "matrices": len(made), "seconds": seconds, "resumed_layers": built.resumed}
 
 
@@ -125,10 +124,8 @@ def _pack_tt(
     ]
     rows += [[name, "dense", "", why] for name, why in about.refused.items()]
     screen.table(["matrix", "", "gap", "faster, or why not"], sorted(rows, key=_by_layer), str(to))
-    went_on = f", {built.resumed} layers were there already" if built.resumed else ""
-    print(
-        f"{to}: {len(about.matrices)} matrices are factors, {len(about.refused)} stay dense, {seconds:.0f} s{went_on}"
-    )
+    counts = f"{len(about.matrices)} matrices are factors, {len(about.refused)} stay dense"
+    print(f"{to}: {counts}, {seconds:.0f} s{_went_on(built.resumed)}")
     said = {"factored": about.matrices, "refused": about.refused}
     return {**said, "seconds": seconds, "resumed_layers": built.resumed}
 
@@ -140,9 +137,12 @@ def _pack_mix(
     with screen.progress("rounding weights") as bar:
         built = pack_mix(ckpt, cfg, weights, mode, tokens, to, bar)
     seconds, made = time.monotonic() - clock, built.about.matrices
-    went_on = f", {built.resumed} layers were there already" if built.resumed else ""
-    print(f"{to}: {len(made)} matrices are coarser than {weights.quant}, {seconds:.0f} s{went_on}")
+    print(f"{to}: {len(made)} matrices are coarser than {weights.quant}, {seconds:.0f} s{_went_on(built.resumed)}")
     return {"matrices": len(made), "seconds": seconds, "resumed_layers": built.resumed}
+
+
+def _went_on(resumed: int) -> str:
+    return f", {resumed} layers were there already" if resumed else ""
 
 
 def _by_layer(row: Sequence[str]) -> tuple[int, str]:

@@ -1,8 +1,8 @@
 """Mixed precision: at some places coarser weights stand in for the model's own.
 
 Idea: int4 weights are half the bytes of int8 ones, and some places hardly feel it. Off point: off (the model's own
-weights). Cost: beside the model the coarser weights are kept too, which is what prompts and comparisons do not read; a
-pack has them alone. Limits: a place that is as coarse already, or whose weights another mode makes, stays as it is.
+weights). Cost: beside the model both are in memory, prompts and comparisons read the model's own; a pack has the
+coarser ones alone. Limits: a place that is as coarse already, or whose weights another mode makes, stays as it is.
 """
 
 from __future__ import annotations

@@ -54,11 +54,6 @@ class Record:
         self.known[name] = {"took": 0.0, "found": dict(found)}
         self.save()
 
-    @property
-    def share(self) -> float:
-        """Of the time, what is spent."""
-        return min(1.0, self.spent / self.seconds) if self.seconds else 1.0
-
     def save(self) -> None:
         if self.path is None:
             return

@@ -32,7 +32,7 @@ def report(search: Search, title: str, about: Mapping[str, str], kind: str) -> R
     points = [_dense(gain, trials.lm) for gain in _first_gains(search)]
     points += [point for found in _distinct(search) for point in _points(found, best)]
     cells = heat(trials, best) if best else []
-    gap = {found.name: gap_along(trials, found) for found in ([best] if best else []) if found.modes}
+    gap = {best.name: gap_along(trials, best)} if best else {}
     columns = [*PLACES, "keys"] if cells else []
     budgets = _budgets(trials.record, kind)
     return Report(title, about, _summary(search, best), [*points, *beside], budgets, columns, cells, gap)
@@ -147,9 +147,8 @@ def heat(trials: Trials, best: Found) -> list[list[Cell]]:
     """Layer by layer what is read of dense's bytes, and what does it."""
     trials.use(best.modes)
     lm = trials.lm
-    list(
-        lm.run(lm.request(trials.texts.check[:64], 16, temperature=0))
-    )  # what is skipped by the text itself, is counted
+    for _ in lm.run(lm.request(trials.texts.check[:64], 16, temperature=0)):
+        pass  # what the text itself decides is counted on the way
     rows = []
     for i, (layer, slots) in enumerate(zip(lm.model.weights.layers, lm.model.slots, strict=True)):
         counts = lm.layer_metrics()[i]
