@@ -1,5 +1,7 @@
 // Attention over a key/value cache, split over the thread pool.
 #pragma once
+#include <vector>
+
 #include "kernels.h"
 
 // A layer's cache: kv heads apart by `capacity` rows of ep elements.
@@ -26,3 +28,12 @@ decltype(Kernels::attend_keys_f32) keys_kernel(Kv kind);
 // Returns the bytes of keys and values that were read.
 size_t attend(const Cache& c, const float* q, size_t stride, size_t tokens, size_t heads, size_t e, size_t past,
               size_t window, float scale, float* out, Many many);
+
+// The token at `past` of a text.
+struct Position {
+  const Cache* cache;
+  size_t past;
+};
+// One token each of several texts: out (texts, heads, e), for each what `attend` gives it alone.
+size_t attend_each(const std::vector<Position>& texts, const float* q, size_t stride, size_t heads, size_t e,
+                   size_t window, float scale, float* out);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "buffer.h"
 #include "linear.h"
@@ -10,17 +11,63 @@
 
 namespace {
 
-// With other weights; a result that is not finite is computed again with the map's own, and counted.
-size_t apply_others(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
+// With other weights. False: the result is not finite, y is as it was.
+bool others_apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, Many many, size_t& bytes) {
   static thread_local Buffer<float> saved;
   const size_t size = tokens * l.w->oc;
   float* old = add ? saved.get(size) : nullptr;
   if (add) std::memcpy(old, y, size * sizeof(float));
-  const size_t bytes = apply(*l.others->w, l.bias, x, tokens, y, add, pass.many);
-  if (kernels().finite(y, size)) return bytes;
-  ++l.others->nonfinite;
+  bytes += apply(*l.others->w, l.bias, x, tokens, y, add, many);
+  if (kernels().finite(y, size)) return true;
   if (add) std::memcpy(y, old, size * sizeof(float));
-  return bytes + apply(*l.w, l.bias, x, tokens, y, add, pass.many);
+  return false;
+}
+
+// With other weights; a result that is not finite is computed again with the map's own, and counted.
+size_t apply_others(const Linear& l, const float* x, size_t tokens, float* y, bool add, Many many) {
+  size_t bytes = 0;
+  if (others_apply(l, x, tokens, y, add, many, bytes)) return bytes;
+  ++l.others->nonfinite;
+  return bytes + apply(*l.w, l.bias, x, tokens, y, add, many);
+}
+
+size_t rows_of(Texts texts) {
+  size_t rows = 0;
+  for (const TextRows& text : texts) rows += text.tokens;
+  return rows;
+}
+
+// f(text, its first row) for each.
+template <class F>
+void each(Texts texts, F&& f) {
+  size_t row = 0;
+  for (const TextRows& text : texts) {
+    f(text, row);
+    row += text.tokens;
+  }
+}
+
+// How many texts a slot is taken for.
+template <class S>
+size_t takers(const S* slot, Texts texts) {
+  size_t n = 0;
+  for (const TextRows& text : texts) n += taken(slot, text.pass);
+  return n;
+}
+
+// All texts at once where they read the same weights whole, else one by one.
+size_t apply_texts(const Linear& l, const float* x, Texts texts, float* y, bool add) {
+  const size_t others = takers(l.others, texts);
+  size_t bytes = 0;
+  if (texts.size() > 1 && !takers(l.input, texts)) {
+    const Many many = texts[0].pass.many;
+    if (!others) return apply(*l.w, l.bias, x, rows_of(texts), y, add, many);
+    if (others == texts.size() && others_apply(l, x, rows_of(texts), y, add, many, bytes)) return bytes;
+  }
+  each(texts, [&](const TextRows& text, size_t row) {
+    bytes += apply(l, x + row * l.w->ic, text.tokens, y + row * l.w->oc, add, text.pass);
+  });
+  return bytes;
 }
 
 }  // namespace
@@ -36,7 +83,7 @@ Mlp Mlp::with_others() const {
 
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
   if (taken(l.input, pass)) return l.input->apply(l, x, tokens, y, add, pass);
-  if (taken(l.others, pass)) return apply_others(l, x, tokens, y, add, pass);
+  if (taken(l.others, pass)) return apply_others(l, x, tokens, y, add, pass.many);
   return apply(*l.w, l.bias, x, tokens, y, add, pass.many);
 }
 
@@ -51,14 +98,40 @@ void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float*
   });
 }
 
-BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, const Angles& angles,
-                    const Pass& pass) {
+namespace {
+
+// Of every text's rows of qkv: what they make of their keys and values, which are stored already.
+size_t attend_texts(const Attention& a, const float* qkv, size_t stride, Texts texts, float* out) {
+  const float scale = 1.f / std::sqrt(static_cast<float>(a.e));
+  const bool together = texts.size() > 1 && rows_of(texts) == texts.size() && !takers(a.slot, texts);
+  if (together) {
+    static thread_local std::vector<Position> positions;
+    positions.clear();
+    for (const TextRows& text : texts) positions.push_back({text.cache, text.pass.past});
+    return attend_each(positions, qkv + a.q, stride, a.heads, a.e, a.window, scale, out);
+  }
+  size_t bytes = 0;
+  each(texts, [&](const TextRows& text, size_t row) {
+    const float* q = qkv + row * stride + a.q;
+    float* to = out + row * a.heads * a.e;
+    const Pass& pass = text.pass;
+    bytes += taken(a.slot, pass)
+                 ? a.slot->attend(*text.cache, q, stride, text.tokens, a.heads, a.e, a.window, scale, to, pass)
+                 : attend(*text.cache, q, stride, text.tokens, a.heads, a.e, pass.past, a.window, scale, to, pass.many);
+  });
+  return bytes;
+}
+
+}  // namespace
+
+BytesRead attention(const Attention& a, float* x, Texts texts, const Angles& angles) {
   static thread_local Buffer<float> input, rows, output;
+  const size_t tokens = rows_of(texts);
   const size_t stride = a.qkv.w->oc, width = a.heads * a.e;
   float *in = input.get(tokens * a.norm.d), *qkv = rows.get(tokens * stride), *out = output.get(tokens * width);
   BytesRead read{0, 0};
   normed(a.norm, x, a.o.w->oc, tokens, in, a.norm.d);
-  read.weights += apply(a.qkv, in, tokens, qkv, false, pass);
+  read.weights += apply_texts(a.qkv, in, texts, qkv, false);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       float *q = qkv + t * stride + a.q, *k = qkv + t * stride + a.k;
@@ -70,21 +143,22 @@ BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& ca
       kernels().rope(k, a.kv_heads, a.e, cos, sin, angles.half);
     }
   });
-  cache_store(cache, qkv + a.k, qkv + a.v, stride, tokens, a.e, pass.past);
-  const float scale = 1.f / std::sqrt(static_cast<float>(a.e));
-  if (taken(a.slot, pass))
-    read.cache = a.slot->attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, a.window, scale, out, pass);
-  else
-    read.cache = attend(cache, qkv + a.q, stride, tokens, a.heads, a.e, pass.past, a.window, scale, out, pass.many);
-  read.weights += apply(a.o, out, tokens, x, true, pass);
+  each(texts, [&](const TextRows& text, size_t row) {
+    const float* from = qkv + row * stride;
+    cache_store(*text.cache, from + a.k, from + a.v, stride, text.tokens, a.e, text.pass.past);
+  });
+  read.cache = attend_texts(a, qkv, stride, texts, out);
+  read.weights += apply_texts(a.o, out, texts, x, true);
   return read;
 }
 
-size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+namespace {
+
+size_t mlp_dense(const Mlp& m, const float* in, Texts texts, float* x) {
   static thread_local Buffer<float> rows, output;
-  const size_t stride = m.up.w->oc;
+  const size_t stride = m.up.w->oc, tokens = rows_of(texts);
   float *up = rows.get(tokens * stride), *hidden = output.get(tokens * m.f);
-  size_t bytes = apply(m.up, in, tokens, up, false, pass);
+  size_t bytes = apply_texts(m.up, in, texts, up, false);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       const float* value = up + t * stride + m.value;
@@ -94,10 +168,8 @@ size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const P
         kernels().act(m.act, value, nullptr, m.f, hidden + t * m.f);
     }
   });
-  return bytes + apply(m.down, hidden, tokens, x, true, pass);
+  return bytes + apply_texts(m.down, hidden, texts, x, true);
 }
-
-namespace {
 
 // A slot on other weights; a result that is not finite is computed again densely with the map's own, and counted.
 size_t with_slot(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
@@ -116,10 +188,21 @@ size_t with_slot(const Mlp& m, const float* in, size_t tokens, float* x, const P
 
 }  // namespace
 
-size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass) {
+size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
+  const TextRows text{tokens, nullptr, pass};
+  return mlp_dense(m, in, Texts(&text, 1), x);
+}
+
+size_t mlp(const Mlp& m, float* x, Texts texts) {
   static thread_local Buffer<float> input;
+  const size_t tokens = rows_of(texts), stride = m.down.w->oc;
   float* in = input.get(tokens * m.norm.d);
-  normed(m.norm, x, m.down.w->oc, tokens, in, m.norm.d);
-  if (taken(m.slot, pass)) return with_slot(m, in, tokens, x, pass);
-  return mlp_dense(m, in, tokens, x, pass);
+  normed(m.norm, x, stride, tokens, in, m.norm.d);
+  if (!takers(m.slot, texts)) return mlp_dense(m, in, texts, x);
+  size_t bytes = 0;
+  each(texts, [&](const TextRows& text, size_t row) {
+    const auto run = taken(m.slot, text.pass) ? with_slot : static_cast<decltype(&with_slot)>(mlp_dense);
+    bytes += run(m, in + row * m.norm.d, text.tokens, x + row * stride, text.pass);
+  });
+  return bytes;
 }

@@ -1,6 +1,8 @@
 // The two halves of a decoder layer, each in one call: what Python would do between the kernels costs more than they do
 // on a small model.
 #pragma once
+#include <span>
+
 #include "slots.h"
 
 struct Norm {
@@ -20,6 +22,15 @@ struct Linear {
 };
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 
+// Rows that belong to one text, and how they go through a layer. Several texts go together as exact passes of at most
+// kFewTokens rows in all: weights are read once, and each text gets the bits it would get alone.
+struct TextRows {
+  size_t tokens;
+  const Cache* cache;
+  Pass pass;
+};
+using Texts = std::span<const TextRows>;
+
 struct Attention {
   Norm norm;
   Linear qkv, o;
@@ -33,9 +44,9 @@ struct Angles {
   const float *cos, *sin;  // (tokens, half)
   size_t half;             // 0: no rotary embedding
 };
-// x (tokens, o.oc) += attention of positions [past, past + tokens), whose keys and values are stored on the way.
-BytesRead attention(const Attention& a, float* x, size_t tokens, const Cache& cache, const Angles& angles,
-                    const Pass& pass);
+// x (rows, o.oc) += attention of every text's positions [past, past + tokens), whose keys and values are stored on the
+// way. Angles: a row for each row of x.
+BytesRead attention(const Attention& a, float* x, Texts texts, const Angles& angles);
 
 struct Mlp {
   Norm norm;
@@ -48,5 +59,5 @@ struct Mlp {
   Mlp with_others() const;  // with the weights that stand in for its own: a slot sees only those
 };
 // x (tokens, down.oc) += down(act(gate) * up), or down(act(up)); mlp_dense after the norm.
-size_t mlp(const Mlp& m, float* x, size_t tokens, const Pass& pass);
+size_t mlp(const Mlp& m, float* x, Texts texts);
 size_t mlp_dense(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass);

@@ -36,23 +36,28 @@ void embed(const Embedding& e, size_t token, float* out) {
 
 }  // namespace
 
-BytesRead decode(const Decoder& d, const int64_t* tokens, size_t count, const TextCaches& text, size_t past,
-                 const Angles& angles, Many many, float* hidden, float* logits) {
+BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const Angles& angles, Many many, float* hidden,
+                 float* logits) {
   static thread_local Buffer<float> stream;
+  static thread_local std::vector<TextRows> rows;
   const size_t width = d.norm.d, stride = padded(width);
-  float* x = stream.get(count * stride);
-  for (size_t t = 0; t < count; ++t) {
-    float* row = x + t * stride;
-    embed(d.embedding, static_cast<size_t>(tokens[t]), row);
-    if (d.positions)
-      for (size_t i = 0; i < width; ++i) row[i] += d.positions[(past + t) * width + i];
-    std::memset(row + width, 0, (stride - width) * sizeof(float));
-  }
+  size_t count = 0;
+  for (const TextTokens& text : texts) count += text.count;
+  float *x = stream.get(count * stride), *row = x;
+  for (const TextTokens& text : texts)
+    for (size_t t = 0; t < text.count; ++t, row += stride) {
+      embed(d.embedding, static_cast<size_t>(text.tokens[t]), row);
+      if (d.positions)
+        for (size_t i = 0; i < width; ++i) row[i] += d.positions[(text.past + t) * width + i];
+      std::memset(row + width, 0, (stride - width) * sizeof(float));
+    }
   BytesRead read{0, 0};
   for (size_t i = 0; i < d.mlps.size(); ++i) {
-    const Pass pass{many, past, text.states ? (*text.states)[i] : nullptr};
-    const BytesRead part = attention(*d.attentions[i], x, count, *text.caches[i], angles, pass);
-    read.weights += part.weights + mlp(*d.mlps[i], x, count, pass);
+    rows.clear();
+    for (const TextTokens& text : texts)
+      rows.push_back({text.count, text.caches[i], {many, text.past, text.states ? (*text.states)[i] : nullptr}});
+    const BytesRead part = attention(*d.attentions[i], x, rows, angles);
+    read.weights += part.weights + mlp(*d.mlps[i], x, rows);
     read.cache += part.cache;
   }
   normed(d.norm, x, stride, count, hidden, width);

@@ -22,10 +22,14 @@ struct Decoder {
   std::vector<const Attention*> attentions;
   std::vector<const Mlp*> mlps;
 };
-struct TextCaches {
-  const std::vector<const Cache*>& caches;  // per layer
-  const std::vector<LayerState*>* states;   // per layer; null: dense
+// Tokens that follow the first `past` of a text.
+struct TextTokens {
+  const int64_t* tokens;
+  size_t count, past;
+  std::vector<const Cache*> caches;        // per layer
+  const std::vector<LayerState*>* states;  // per layer; null: dense
 };
-// Tokens that follow `past` others: final hidden states (tokens, d), and scores (tokens, head->oc) unless null.
-BytesRead decode(const Decoder& d, const int64_t* tokens, size_t count, const TextCaches& text, size_t past,
-                 const Angles& angles, Many many, float* hidden, float* logits);
+// Final hidden states (rows, d), and scores (rows, head->oc) unless null; rows: all texts' tokens, one after another.
+// Several texts: exact, and at most kFewTokens rows.
+BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const Angles& angles, Many many, float* hidden,
+                 float* logits);

@@ -185,8 +185,9 @@ struct Queries {
   float scale;
   size_t out_stride;
 };
-constexpr size_t kTileRows = 192;  // query rows (tokens x heads) of one attention tile
-constexpr size_t kTileKeys = 64;   // keys of one step
+constexpr size_t kTileRows = 256;    // query rows (tokens x heads) of one attention tile, at most
+constexpr size_t kTileTokens = 128;  // tokens of one, at most; a power of two
+constexpr size_t kTileKeys = 64;     // keys of one step
 inline size_t tile_scratch(size_t g, size_t ep) {
   const size_t rows = (g > kTileRows ? g : kTileRows) + 15, width = ep + 31;  // room to start at whole lines
   return rows * (2 * ep + 2 * kTileKeys + 6) + kTileKeys * (2 * width + 2) + ep;

@@ -53,6 +53,7 @@ size_t LayerCache::attend(Rows<const float> q, size_t heads, size_t past, size_t
 }
 
 void bind_attention(nb::module_& m) {
+  m.attr("TILE_TOKENS") = kTileTokens;
   m.attr("HEAD_PAD") = kHeadPad;
   nb::class_<LayerCache>(m, "LayerCache", "One layer's keys and values at f32, f16 or int8")
       .def(nb::init<const std::string&, LayerCache::Bytes, LayerCache::Bytes, LayerCache::Scales, LayerCache::Scales>(),

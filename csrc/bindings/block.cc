@@ -81,7 +81,8 @@ struct AttentionObject {
     const Angles angles = angles_of(cos, sin, x.shape(0));
     check(x.shape(1), x.shape(0), cache, past, angles);
     nb::gil_scoped_release release;
-    const BytesRead read = attention(a, x.data(), x.shape(0), cache.c, angles, {many(exact), past, state});
+    const TextRows text{x.shape(0), &cache.c, {many(exact), past, state}};
+    const BytesRead read = attention(a, x.data(), Texts(&text, 1), angles);
     return {read.weights, read.cache};
   }
 };
@@ -112,7 +113,8 @@ struct MlpObject {
   size_t run(Array<float, 2> x, size_t past, bool exact, LayerState* state) const {
     need(x.shape(1) == m.down.w->oc, "x must be (T, D padded)");
     nb::gil_scoped_release release;
-    return mlp(m, x.data(), x.shape(0), {many(exact), past, state});
+    const TextRows text{x.shape(0), nullptr, {many(exact), past, state}};
+    return mlp(m, x.data(), Texts(&text, 1));
   }
 };
 
@@ -124,6 +126,7 @@ Words words_of(const std::string& kind) {
 }
 
 using Layers = std::vector<std::pair<AttentionObject*, MlpObject*>>;
+using OfLayers = std::optional<std::vector<LayerState*>>;  // a text's; none: dense
 
 struct DecoderObject {
   nb::object kept;  // what `d` points into
@@ -154,25 +157,50 @@ struct DecoderObject {
   }
 
   Counts run(Array<const int64_t, 1> tokens, const std::vector<LayerCache*>& caches, size_t past, Table cos, Table sin,
-             bool exact, const std::optional<std::vector<LayerState*>>& states, Array<float, 2> hidden,
-             std::optional<Array<float, 2>> logits) const {
-    const size_t n = d.mlps.size(), count = tokens.shape(0);
+             bool exact, const OfLayers& states, Array<float, 2> hidden, std::optional<Array<float, 2>> logits) const {
+    const size_t count = tokens.shape(0);
     const Angles angles = angles_of(cos, sin, count);
-    need(caches.size() == n && (!states || states->size() == n), "one cache and one state per layer");
+    check_outputs(count, hidden, logits);
+    const std::vector<TextTokens> texts{text(tokens.data(), count, past, caches, states, angles)};
+    nb::gil_scoped_release release;
+    const BytesRead read = decode(d, texts, angles, many(exact), hidden.data(), logits ? logits->data() : nullptr);
+    return {read.weights, read.cache};
+  }
+
+  Counts run_each(Array<const int64_t, 1> tokens, const std::vector<std::vector<LayerCache*>>& caches,
+                  const std::vector<size_t>& pasts, Table cos, Table sin, const std::vector<OfLayers>& states,
+                  Array<float, 2> hidden, Array<float, 2> logits) const {
+    const size_t count = tokens.shape(0);
+    const Angles angles = angles_of(cos, sin, count);
+    need(count <= kFewTokens, "too many texts at once");
+    need(caches.size() == count && pasts.size() == count && states.size() == count, "one of each per text");
+    check_outputs(count, hidden, logits);
+    std::vector<TextTokens> texts;
+    for (size_t t = 0; t < count; ++t)
+      texts.push_back(text(tokens.data() + t, 1, pasts[t], caches[t], states[t], angles));
+    nb::gil_scoped_release release;
+    const BytesRead read = decode(d, texts, angles, Many::floats, hidden.data(), logits.data());
+    return {read.weights, read.cache};
+  }
+
+ private:
+  void check_outputs(size_t count, const Array<float, 2>& hidden, const std::optional<Array<float, 2>>& logits) const {
     need(hidden.shape(0) == count && hidden.shape(1) == d.norm.d, "hidden must be (T, D)");
     if (logits) need(logits->shape(0) == count && logits->shape(1) == d.head->oc, "logits must be (T, V padded)");
+  }
+  TextTokens text(const int64_t* tokens, size_t count, size_t past, const std::vector<LayerCache*>& caches,
+                  const OfLayers& states, const Angles& angles) const {
+    const size_t n = d.mlps.size();
+    need(caches.size() == n && (!states || states->size() == n), "one cache and one state per layer");
     if (positions) need(past <= *positions && count <= *positions - past, "too few positions");
     for (size_t t = 0; t < count; ++t)
-      need(tokens.data()[t] >= 0 && static_cast<size_t>(tokens.data()[t]) < d.embedding.rows, "no such token");
-    std::vector<const Cache*> keys(n);
+      need(tokens[t] >= 0 && static_cast<size_t>(tokens[t]) < d.embedding.rows, "no such token");
+    TextTokens out{tokens, count, past, {}, states ? &*states : nullptr};
     for (size_t i = 0; i < n; ++i) {
       attentions[i]->check(padded(d.norm.d), count, *caches[i], past, angles);
-      keys[i] = &caches[i]->c;
+      out.caches.push_back(&caches[i]->c);
     }
-    nb::gil_scoped_release release;
-    const BytesRead read = decode(d, tokens.data(), count, {keys, states ? &*states : nullptr}, past, angles,
-                                  many(exact), hidden.data(), logits ? logits->data() : nullptr);
-    return {read.weights, read.cache};
+    return out;
   }
 };
 
@@ -210,5 +238,10 @@ void bind_block(nb::module_& m) {
       .def("run", &DecoderObject::run, array("tokens"), nb::arg("caches"), nb::arg("past"), array("cos").none(),
            array("sin").none(), nb::arg("exact"), nb::arg("states").none(), array("hidden"), array("logits").none(),
            "Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes "
-           "of weights and of cache read. Without the text's states it is dense");
+           "of weights and of cache read. Without the text's states it is dense")
+      .def(
+          "run_each", &DecoderObject::run_each, array("tokens"), nb::arg("caches"), nb::arg("pasts"),
+          array("cos").none(), array("sin").none(), nb::arg("states"), array("hidden"), array("logits"),
+          "One token (N, at most FEW_TOKENS) each of several texts, each as if it ran alone; of every text the caches, "
+          "the tokens before and the states, None for dense");
 }

@@ -132,6 +132,8 @@ class FactoredMatrix(Matrix):
         steps: matrices one after another, `rows` of a token through each; orders: where a step's values lie in what came before; to: where the product's outputs lie in what the last step gave; kept: outputs of the first step, its last, that are added to the last ones of the whole
         """
 
+TILE_TOKENS: int = 128
+
 HEAD_PAD: int = 16
 
 class LayerCache:
@@ -255,6 +257,11 @@ class Decoder:
     def run(self, tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], caches: Sequence[LayerCache], past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool, states: Sequence[LayerState] | None, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None) -> tuple[int, int]:
         """
         Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes of weights and of cache read. Without the text's states it is dense
+        """
+
+    def run_each(self, tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], caches: Sequence[Sequence[LayerCache]], pasts: Sequence[int], cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, states: Sequence[Sequence[LayerState] | None], hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, int]:
+        """
+        One token (N, at most FEW_TOKENS) each of several texts, each as if it ran alone; of every text the caches, the tokens before and the states, None for dense
         """
 
 class KwtaInput(Input):

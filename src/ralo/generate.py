@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ralo.errors import RaloError
 from ralo.model import Runner
@@ -75,42 +76,65 @@ class Piece:
     text: str  # may be empty while a character or a stop string is incomplete
 
 
+class Turn:
+    """One text in the making, between two passes over the weights: what becomes of the scores, and when it ends."""
+
+    def __init__(self, seq: TextState, request: Request, text: TextStream | None, limit: int) -> None:
+        if not request.prompt:
+            raise RaloError("the prompt is empty: give at least one token of text")
+        if (have := len(seq) + len(request.prompt)) > limit:
+            raise RaloError(f"the prompt is {have} tokens, the model's context is {limit}: shorten it")
+        self.seq, self.request, self.stats = seq, request, request.stats
+        self._output = _Output(text, request.stop)
+        if request.max_tokens == 0:
+            self.stats.finish = "length"
+
+    @property
+    def done(self) -> bool:
+        return bool(self.stats.finish)
+
+    def choose(self, logits: NDArray[np.float32]) -> int:
+        return self.request.sampler(logits, self.seq.tokens)
+
+    def take(self, token: int) -> Piece | None:
+        """The token that was chosen, with its text; None where it only says that the text ends."""
+        if token in self.request.stop_ids:
+            self.stats.finish = "eos"
+            return None
+        self.stats.new_tokens += 1
+        piece = Piece(token, self._output.feed(token))
+        if self._output.stopped:
+            self.stats.finish = "stop"
+        elif self.stats.new_tokens == self.request.max_tokens:
+            self.stats.finish = "length"
+        return piece
+
+    def rest(self) -> str:
+        """Text that was held back when the turn ended."""
+        return "" if self.stats.finish == "stop" else self._output.flush()
+
+
 def generate(model: Runner, seq: TextState, request: Request, text: TextStream | None = None) -> Iterator[Piece]:
     """Runs the prompt after `seq` and yields tokens as they come. `request.stats` is kept up to date throughout."""
     stats, limit = request.stats, model.cfg.max_context
-    if not request.prompt:
-        raise RaloError("the prompt is empty: give at least one token of text")
-    if len(seq) + len(request.prompt) > limit:
-        have = len(seq) + len(request.prompt)
-        raise RaloError(f"the prompt is {have} tokens, the model's context is {limit}: shorten it")
+    turn = Turn(seq, request, text, limit)
     clock, before = time.perf_counter(), model.bytes_read
     logits = model.prefill(request.prompt, seq)
     stats.prompt_tokens, stats.prefill_s = len(request.prompt), time.perf_counter() - clock
     stats.prefill_bytes = model.bytes_read - before
-    output, seconds = _Output(text, request.stop), 0.0
-    while True:
-        if stats.new_tokens == request.max_tokens:
-            stats.finish = "length"
-            break
+    seconds = 0.0
+    while not turn.done:
         clock = time.perf_counter()
-        token = request.sampler(logits, seq.tokens)
+        token = turn.choose(logits)
         if stats.steps:  # the first token comes from the prompt's own pass
             seconds += time.perf_counter() - clock
             stats.decode_s += seconds
             stats.times.append(seconds)
             model.took(seconds)
-        if token in request.stop_ids:
-            stats.finish = "eos"
+        if piece := turn.take(token):
+            yield piece
+        if turn.done:
             break
-        stats.new_tokens += 1
-        piece = output.feed(token)
-        if output.stopped:
-            stats.finish = "stop"
-            yield Piece(token, piece)
-            return
-        yield Piece(token, piece)
-        if stats.new_tokens == request.max_tokens:
-            continue
         clock, before = time.perf_counter(), model.bytes_read
         if len(seq) == limit and not _make_room(model, seq, request.on_full):
             stats.finish = "context"
@@ -119,7 +143,7 @@ def generate(model: Runner, seq: TextState, request: Request, text: TextStream |
         seconds = time.perf_counter() - clock
         stats.decode_bytes += model.bytes_read - before
         stats.steps += 1
-    if rest := output.flush():
+    if rest := turn.rest():
         yield Piece(-1, rest)
 
 

@@ -102,6 +102,21 @@ class Guard(Around):
         self._wait = self._left = min(2 * self._wait, self._every)
         return self._check(token, seq)
 
+    def steps(self, tokens: Sequence[int], texts: Sequence[TextState], dense: Sequence[bool]) -> F32:
+        """One more token each of several texts (`Model.steps`). Where a comparison is due one of them is compared."""
+        watched = [i for i, d in enumerate(dense) if not d]
+        self._tokens += len(watched)
+        self._left -= len(watched)
+        if not (watched and self.modes and self.options.on == "on" and self._left <= 0):
+            return self.model.steps(tokens, texts, dense)
+        self._wait = self._left = min(2 * self._wait, self._every)
+        one = watched[self._tokens % len(watched)]
+        out = np.empty((len(tokens), self.cfg.vocab), np.float32)
+        out[one] = self._check(tokens[one], texts[one])
+        if rest := [i for i in range(len(tokens)) if i != one]:
+            out[rest] = self.model.steps([tokens[i] for i in rest], [texts[i] for i in rest], [dense[i] for i in rest])
+        return out
+
     def took(self, seconds: float) -> None:
         if not self._checked:  # a comparison's time says nothing of the steps to come
             self.model.took(seconds)

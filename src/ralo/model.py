@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from ralo.weights import LayerWeights, Norm, Weights
 F32 = NDArray[np.float32]
 
 PREFILL_CHUNK = 512  # tokens of a prompt computed together: bounds the memory of activations
+STRETCH = _core.TILE_TOKENS  # a prompt that is cut at multiples of it gives the bits of one that is not
 FEW = _core.FEW_TOKENS  # as many give together, bit for bit, what each gives alone
 
 
@@ -97,9 +100,9 @@ class Model:
 
     def prefill(self, tokens: Many[int], seq: Sequence, dense: bool = False) -> F32:
         """Runs a prompt in chunks; scores of the token after it (V)."""
-        hidden, length = np.zeros((0, 0), np.float32), len(seq) + len(tokens)
-        for start in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = tokens[start : start + PREFILL_CHUNK]
+        hidden, start, length = np.zeros((0, 0), np.float32), len(seq), len(seq) + len(tokens)
+        for a, b in pieces(start, length, PREFILL_CHUNK):
+            chunk = tokens[a - start : b - start]
             hidden = self.forward(chunk, seq, length, exact=False, dense=dense or not self.modes_in_prefill)
         return self.logits(hidden[-1:]).reshape(-1)
 
@@ -113,6 +116,36 @@ class Model:
             pace.end()
         out: F32 = logits[0]
         return out
+
+    def steps(self, tokens: Many[int], texts: Many[Sequence], dense: Many[bool]) -> F32:
+        """One more token each of several texts, which share the reading of weights: scores (N, V), of each text bit for
+        bit those of its own `step`. `dense`: those that leave the modes aside."""
+        if self.pace:  # its clock is one text's
+            return np.stack([self._paced(t, s, d) for t, s, d in zip(tokens, texts, dense, strict=True)])
+        parts = [slice(at, at + FEW) for at in range(0, len(tokens), FEW)]
+        return np.concatenate([self._few_steps(tokens[p], texts[p], dense[p]) for p in parts])
+
+    def _paced(self, token: int, seq: Sequence, dense: bool) -> F32:
+        clock = time.perf_counter()
+        logits = self.step(token, seq, dense)
+        if not dense:
+            self.took(time.perf_counter() - clock)
+        return logits
+
+    def _few_steps(self, tokens: Many[int], texts: Many[Sequence], dense: Many[bool]) -> F32:
+        caches, pasts = [seq.reserve(1) for seq in texts], [len(seq) for seq in texts]
+        states = [None if d else seq.states for d, seq in zip(dense, texts, strict=True)]
+        cos = sin = None
+        if self._rope:
+            angles = [self._rope(past, past + 1) for past in pasts]
+            cos, sin = (np.concatenate(rows) for rows in zip(*angles, strict=True))
+        hidden = np.empty((len(tokens), self.cfg.d_model), np.float32)
+        logits = np.empty((len(tokens), self.weights.head.oc), np.float32)
+        ids = np.array(tokens, np.int64)
+        self._bytes_read += sum(self._core.run_each(ids, caches, pasts, cos, sin, states, hidden, logits))
+        for token, seq in zip(tokens, texts, strict=True):
+            seq.tokens.append(token)
+        return logits[:, : self.cfg.vocab]
 
     def verify(self, tokens: Many[int], seq: Sequence) -> F32:
         """A few tokens (at most FEW) in one dense pass: scores (T, V), bit for bit those of dense steps."""
@@ -137,6 +170,15 @@ class Model:
     def bytes_read(self) -> int:
         """Weights, keys and values read so far, as the kernels counted them."""
         return self.weights.head.bytes_read + self._bytes_read
+
+
+def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    """How a prompt's tokens [start, stop) are cut: at multiples of `size`. A last token alone would be computed in
+    another way than a prompt's, so it goes with those before it."""
+    cuts = [start, *range(start // size * size + size, stop, size), stop]
+    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
+        del cuts[-2]
+    return list(pairwise(cuts)) if start < stop else []
 
 
 class Runner(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,8 @@ F64 = NDArray[np.float64]
 
 HEAD_PAD = 16  # head widths are padded to a multiple of this
 FEW_TOKENS = 8  # that give together what each gives alone
-TILE_ROWS = 192  # query rows (tokens x heads of a group) that a prefill tile reads keys for
+TILE_ROWS = 256  # query rows (tokens x heads of a group) that a prefill tile reads keys for, at most
+TILE_TOKENS = 128  # and tokens; tiles start at multiples of their tokens, a power of two
 EPS = 2.0**-24  # half an ulp of 1.0: the relative error of one float32 operation
 
 
@@ -71,10 +74,12 @@ def bytes_read(kv: str, tokens: int, past: int, heads: int, kv_heads: int, e: in
     once a tile of queries."""
     row = padded(e) * {"f32": 4, "f16": 2, "int8": 1}[kv] + (4 if kv == "int8" else 0)  # int8: and a float32 scale
     slides = bool(window) and past + tokens > window
-    step = max(1, TILE_ROWS // (heads // kv_heads)) if tokens > FEW_TOKENS else 1 if slides else tokens
+    cuts = [*range(past, past + tokens, 1 if slides else tokens), past + tokens]
+    if tokens > FEW_TOKENS:
+        step = min(TILE_TOKENS, 1 << (max(1, TILE_ROWS // (heads // kv_heads)).bit_length() - 1))
+        cuts = [past, *(t for t in range(past + 1, past + tokens) if t % step == 0), past + tokens]
     total = 0
-    for first in range(past, past + tokens, step):
-        last = min(first + step, past + tokens) - 1
+    for first, stop in pairwise(cuts):
         oldest = max(0, first + 1 - window) if window else 0
-        total += last + 1 - oldest
+        total += stop - oldest
     return total * kv_heads * 2 * row
