@@ -1,6 +1,7 @@
 // Norm, linear maps, rotary embedding, attention and activation in the order of a layer, rows split over the pool.
 #include "block.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -11,13 +12,13 @@
 
 namespace {
 
-// With other weights. False: the result is not finite, y is as it was.
-bool others_apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, Many many, size_t& bytes) {
+// What apply() makes of y. False: it is not finite, and y is as it was.
+template <class Apply>
+bool if_finite(Apply&& apply, float* y, size_t size, bool add) {
   static thread_local Buffer<float> saved;
-  const size_t size = tokens * l.w->oc;
   float* old = add ? saved.get(size) : nullptr;
   if (add) std::memcpy(old, y, size * sizeof(float));
-  bytes += apply(*l.others->w, l.bias, x, tokens, y, add, many);
+  apply();
   if (kernels().finite(y, size)) return true;
   if (add) std::memcpy(y, old, size * sizeof(float));
   return false;
@@ -26,7 +27,8 @@ bool others_apply(const Linear& l, const float* x, size_t tokens, float* y, bool
 // With other weights; a result that is not finite is computed again with the map's own, and counted.
 size_t apply_others(const Linear& l, const float* x, size_t tokens, float* y, bool add, Many many) {
   size_t bytes = 0;
-  if (others_apply(l, x, tokens, y, add, many, bytes)) return bytes;
+  const auto run = [&] { bytes = apply(*l.others->w, l.bias, x, tokens, y, add, many); };
+  if (if_finite(run, y, tokens * l.w->oc, add)) return bytes;
   ++l.others->nonfinite;
   return bytes + apply(*l.w, l.bias, x, tokens, y, add, many);
 }
@@ -60,9 +62,10 @@ size_t apply_texts(const Linear& l, const float* x, Texts texts, float* y, bool 
   const size_t others = takers(l.others, texts);
   size_t bytes = 0;
   if (texts.size() > 1 && !takers(l.input, texts)) {
-    const Many many = texts[0].pass.many;
-    if (!others) return apply(*l.w, l.bias, x, rows_of(texts), y, add, many);
-    if (others == texts.size() && others_apply(l, x, rows_of(texts), y, add, many, bytes)) return bytes;
+    const size_t rows = rows_of(texts);
+    if (!others) return apply_rows(*l.w, l.bias, x, rows, y, add);
+    const auto run = [&] { bytes = apply_rows(*l.others->w, l.bias, x, rows, y, add); };
+    if (others == texts.size() && if_finite(run, y, rows * l.w->oc, add)) return bytes;
   }
   each(texts, [&](const TextRows& text, size_t row) {
     bytes += apply(l, x + row * l.w->ic, text.tokens, y + row * l.w->oc, add, text.pass);
@@ -71,6 +74,13 @@ size_t apply_texts(const Linear& l, const float* x, Texts texts, float* y, bool 
 }
 
 }  // namespace
+
+size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add) {
+  size_t bytes = 0;
+  for (size_t r = 0; r < rows; r += kFewTokens)
+    bytes += apply(w, bias, x + r * w.ic, std::min(kFewTokens, rows - r), y + r * w.oc, add, Many::floats);
+  return bytes;
+}
 
 Mlp Mlp::with_others() const {
   Mlp out = *this;

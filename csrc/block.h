@@ -22,14 +22,16 @@ struct Linear {
 };
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 
-// Rows that belong to one text, and how they go through a layer. Several texts go together as exact passes of at most
-// kFewTokens rows in all: weights are read once, and each text gets the bits it would get alone.
+// Rows that belong to one text, and how they go through a layer. Several texts go together as exact passes: kFewTokens
+// rows at a time share the reading of weights, and each text gets the bits it would get alone.
 struct TextRows {
   size_t tokens;
   const Cache* cache;
   Pass pass;
 };
 using Texts = std::span<const TextRows>;
+// A map that is the same for all rows of several texts.
+size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add);
 
 struct Attention {
   Norm norm;

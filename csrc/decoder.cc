@@ -61,6 +61,9 @@ BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const A
     read.cache += part.cache;
   }
   normed(d.norm, x, stride, count, hidden, width);
-  if (logits) read.weights += apply(*d.head, d.head_bias, hidden, count, logits, false, Many::floats);
+  if (logits && texts.size() > 1)
+    read.weights += apply_rows(*d.head, d.head_bias, hidden, count, logits, false);
+  else if (logits)
+    read.weights += apply(*d.head, d.head_bias, hidden, count, logits, false, Many::floats);
   return read;
 }

@@ -30,6 +30,6 @@ struct TextTokens {
   const std::vector<LayerState*>* states;  // per layer; null: dense
 };
 // Final hidden states (rows, d), and scores (rows, head->oc) unless null; rows: all texts' tokens, one after another.
-// Several texts: exact, and at most kFewTokens rows.
+// Several texts: exact.
 BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const Angles& angles, Many many, float* hidden,
                  float* logits);

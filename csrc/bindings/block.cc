@@ -172,7 +172,6 @@ struct DecoderObject {
                   Array<float, 2> hidden, Array<float, 2> logits) const {
     const size_t count = tokens.shape(0);
     const Angles angles = angles_of(cos, sin, count);
-    need(count <= kFewTokens, "too many texts at once");
     need(caches.size() == count && pasts.size() == count && states.size() == count, "one of each per text");
     check_outputs(count, hidden, logits);
     std::vector<TextTokens> texts;
@@ -239,9 +238,8 @@ void bind_block(nb::module_& m) {
            array("sin").none(), nb::arg("exact"), nb::arg("states").none(), array("hidden"), array("logits").none(),
            "Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes "
            "of weights and of cache read. Without the text's states it is dense")
-      .def(
-          "run_each", &DecoderObject::run_each, array("tokens"), nb::arg("caches"), nb::arg("pasts"),
-          array("cos").none(), array("sin").none(), nb::arg("states"), array("hidden"), array("logits"),
-          "One token (N, at most FEW_TOKENS) each of several texts, each as if it ran alone; of every text the caches, "
-          "the tokens before and the states, None for dense");
+      .def("run_each", &DecoderObject::run_each, array("tokens"), nb::arg("caches"), nb::arg("pasts"),
+           array("cos").none(), array("sin").none(), nb::arg("states"), array("hidden"), array("logits"),
+           "One token (N) each of several texts, each as if it ran alone; of every text the caches, "
+           "the tokens before and the states, None for dense");
 }

@@ -261,7 +261,7 @@ class Decoder:
 
     def run_each(self, tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], caches: Sequence[Sequence[LayerCache]], pasts: Sequence[int], cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, states: Sequence[Sequence[LayerState] | None], hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, int]:
         """
-        One token (N, at most FEW_TOKENS) each of several texts, each as if it ran alone; of every text the caches, the tokens before and the states, None for dense
+        One token (N) each of several texts, each as if it ran alone; of every text the caches, the tokens before and the states, None for dense
         """
 
 class KwtaInput(Input):

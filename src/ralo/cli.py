@@ -23,6 +23,7 @@ COMMANDS = {
     "calibrate": "learn what skipping costs a model and write a plan within a quality budget",
     "tune": "the fastest plan within a quality budget, for this model on this CPU",
     "accept": "measure what each mode promises, line by line",
+    "serve": "answer OpenAI's clients and a browser",
     "heal": "let a pack's weights learn from the dense model again",
 }
 NOTE = "[Defaults] can be set in the environment: RALO_QUANT=int4 is --quant int4."

@@ -79,11 +79,7 @@ class Piece:
 class Turn:
     """One text in the making, between two passes over the weights: what becomes of the scores, and when it ends."""
 
-    def __init__(self, seq: TextState, request: Request, text: TextStream | None, limit: int) -> None:
-        if not request.prompt:
-            raise RaloError("the prompt is empty: give at least one token of text")
-        if (have := len(seq) + len(request.prompt)) > limit:
-            raise RaloError(f"the prompt is {have} tokens, the model's context is {limit}: shorten it")
+    def __init__(self, seq: TextState, request: Request, text: TextStream | None) -> None:
         self.seq, self.request, self.stats = seq, request, request.stats
         self._output = _Output(text, request.stop)
         if request.max_tokens == 0:
@@ -117,7 +113,11 @@ class Turn:
 def generate(model: Runner, seq: TextState, request: Request, text: TextStream | None = None) -> Iterator[Piece]:
     """Runs the prompt after `seq` and yields tokens as they come. `request.stats` is kept up to date throughout."""
     stats, limit = request.stats, model.cfg.max_context
-    turn = Turn(seq, request, text, limit)
+    if not request.prompt:
+        raise RaloError("the prompt is empty: give at least one token of text")
+    if (have := len(seq) + len(request.prompt)) > limit:
+        raise RaloError(f"the prompt is {have} tokens, the model's context is {limit}: shorten it")
+    turn = Turn(seq, request, text)
     clock, before = time.perf_counter(), model.bytes_read
     logits = model.prefill(request.prompt, seq)
     stats.prompt_tokens, stats.prefill_s = len(request.prompt), time.perf_counter() - clock

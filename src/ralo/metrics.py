@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from ralo import guard as guard_module
 from ralo.errors import RaloError
@@ -44,25 +45,31 @@ def _of(layers: list[LayerSlots]) -> dict[str, float]:
     return {f"{WORDS[m]}.{name}": float(v) for m, sums in counts.items() for name, v in MODES[m].totals(sums).items()}
 
 
+class Collector:
+    """All metrics for a Prometheus registry, sums and layers told apart by a label."""
+
+    def __init__(self, model: Model, guard: Guard) -> None:
+        self.model, self.guard = model, guard
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        layers = per_layer(self.model)
+        for name, value in summed(self.model, self.guard).items():
+            family = GaugeMetricFamily("ralo_" + name.replace(".", "_"), NAMES[name], labels=["layer"])
+            family.add_metric(["all"], value)
+            for i, values in enumerate(layers):
+                if name in values:
+                    family.add_metric([str(i)], values[name])
+            yield family
+
+
 def prometheus(model: Model, guard: Guard) -> str:
-    """All metrics in Prometheus' text form, sums without a label and layers with one."""
+    """All metrics in Prometheus' text form."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.core import GaugeMetricFamily
     except ImportError:
         raise RaloError("Prometheus text needs prometheus-client: pip install 'ralo[metrics]'") from None
-
-    class Collector:
-        def collect(self) -> Iterator[GaugeMetricFamily]:
-            layers = per_layer(model)
-            for name, value in summed(model, guard).items():
-                family = GaugeMetricFamily("ralo_" + name.replace(".", "_"), NAMES[name], labels=["layer"])
-                family.add_metric(["all"], value)
-                for i, values in enumerate(layers):
-                    if name in values:
-                        family.add_metric([str(i)], values[name])
-                yield family
-
     registry = CollectorRegistry()
-    registry.register(Collector())
+    registry.register(Collector(model, guard))
     return generate_latest(registry).decode()

@@ -122,8 +122,7 @@ class Model:
         bit those of its own `step`. `dense`: those that leave the modes aside."""
         if self.pace:  # its clock is one text's
             return np.stack([self._paced(t, s, d) for t, s, d in zip(tokens, texts, dense, strict=True)])
-        parts = [slice(at, at + FEW) for at in range(0, len(tokens), FEW)]
-        return np.concatenate([self._few_steps(tokens[p], texts[p], dense[p]) for p in parts])
+        return self._steps(tokens, texts, dense)
 
     def _paced(self, token: int, seq: Sequence, dense: bool) -> F32:
         clock = time.perf_counter()
@@ -132,7 +131,7 @@ class Model:
             self.took(time.perf_counter() - clock)
         return logits
 
-    def _few_steps(self, tokens: Many[int], texts: Many[Sequence], dense: Many[bool]) -> F32:
+    def _steps(self, tokens: Many[int], texts: Many[Sequence], dense: Many[bool]) -> F32:
         caches, pasts = [seq.reserve(1) for seq in texts], [len(seq) for seq in texts]
         states = [None if d else seq.states for d, seq in zip(dense, texts, strict=True)]
         cos = sin = None

@@ -109,11 +109,15 @@ class Sequence:
         """One more token, whose keys and values are in the caches since before a `rewind`."""
         self.tokens.append(token)
 
-    def clone(self) -> Sequence:
-        """An independent copy that can go on differently."""
-        layers = [layer.clone(len(self)) for layer in self.layers]
+    def clone(self, length: int | None = None) -> Sequence:
+        """An independent copy, of the first `length` tokens where given, that can go on differently."""
+        length = len(self) if length is None else length
+        layers = [layer.clone(length) for layer in self.layers]
         states = [state.clone() for state in self.states]
-        return Sequence(self.cfg, self.kv, list(self.tokens), layers, states, self.sure)
+        other = Sequence(self.cfg, self.kv, list(self.tokens), layers, states, self.sure)
+        if length < len(self):
+            other.trim(length)
+        return other
 
     @property
     def nbytes(self) -> int:

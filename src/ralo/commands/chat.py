@@ -40,12 +40,11 @@ class Conversation:
 
     def reset(self) -> None:
         self.messages = [{"role": "system", "content": self.options.system}] if self.options.system else []
-        self.plain = self.options.system  # the whole text so far, for models without a chat template
         self.seq: Sequence = self.lm.new_sequence()
 
     def answer(self, said: str) -> tuple[str, Stats]:
         """Prints the answer as it comes; a cut or failed turn leaves the conversation as it was up to there."""
-        tokens = self._tokens(said)
+        tokens = self.lm.tokenizer.talk([*self.messages, {"role": "user", "content": said}])
         if not tokens:
             raise RaloError("the model's chat template and tokenizer make no tokens of this")
         if len(tokens) > (limit := self.lm.model.cfg.max_context):
@@ -65,15 +64,8 @@ class Conversation:
         self._remember(said, text)
         return text, request.stats
 
-    def _tokens(self, said: str) -> list[int]:
-        if self.lm.tokenizer.has_chat:
-            prompt = self.lm.tokenizer.chat([*self.messages, {"role": "user", "content": said}])
-            return self.lm.tokenizer.encode(prompt, special=False)
-        return self.lm.encode(self.plain + said)
-
     def _remember(self, said: str, text: str) -> None:
         self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": text}]
-        self.plain += said + text + "\n"
 
 
 def run(args: argparse.Namespace) -> int:

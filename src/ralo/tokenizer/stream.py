@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BROKEN = "\ufffd"  # what decoders write for bytes that are not, or not yet, a character
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTEXT = 4  # tokens decoded again before the new ones, so that only a text's own start loses its leading space
+MOST = 16  # tokens that the context may grow to before it is cut to so many again
 PATIENCE = 8  # tokens; a character has at most 4 bytes, so a longer wait means bytes that are no text
 WINDOW = 32  # tokens that may wait in all, where each one ends in the middle of a character
 
@@ -40,7 +41,11 @@ class Stream:
         whole = text.rstrip(BROKEN)
         if len(whole) == len(text) or self._stalled >= PATIENCE:
             new = text[self._done :]
-            self._settle(self._context + self._pending)
+            if len(self._pending) == 1 and len(self._context) < MOST and new and self._is_word(token_id):
+                self._context.append(token_id)
+                self._pending, self._done, self._stalled = [], len(text), 0
+            else:
+                self._settle(self._context + self._pending)
             return new
         new = whole[self._done :]
         self._done += len(new)

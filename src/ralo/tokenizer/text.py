@@ -84,6 +84,13 @@ class Tokenizer:
             eos_token=self._spelling(self._eos_id),
         )
 
+    def talk(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A conversation's ids, up to where the next answer starts. A model without a chat template goes on with the
+        messages as one text."""
+        if self.has_chat:
+            return self.encode(self.chat(messages), special=False)
+        return self.encode("".join(m["content"] + ("\n" if m["role"] == "assistant" else "") for m in messages))
+
     def save(self, folder: Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, from which `from_directory` makes the same tokenizer."""
         config = {

@@ -1,0 +1,83 @@
+"""Serve a model to OpenAI's clients and to a browser."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ralo.commands.run import open_model
+from ralo.errors import RaloError
+from ralo.lm import LoadOptions
+from ralo.options import add_flags, read_flags
+from ralo.plan import add_mode_flags, read_setup
+from ralo.server.options import ServeOptions
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, LoadOptions, ServeOptions)
+    add_mode_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    options, model, setup = read_flags(ServeOptions, args), read_flags(LoadOptions, args), read_setup(args)
+    try:
+        import uvicorn  # noqa: F401
+
+        from ralo.server.app import create_app
+    except ImportError as error:
+        if error.name and error.name.startswith("ralo"):
+            raise
+        raise RaloError("serving needs some more packages: pip install 'ralo[serve]'") from None
+    sock = _listen(options.host, options.port)  # before the model is loaded: a port that is taken is said at once
+    lm = open_model(model, setup)
+    app = create_app(lm, options)
+    host, port = sock.getsockname()[:2]
+    where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    names = ", ".join(app.state.service.offer.names)
+    print(f"ralo serve: {names} at {where}/ (API at {where}/v1, Ctrl-C ends)", file=sys.stderr, flush=True)
+    _serve(app, sock)
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(512)  # clients that come while the model is loaded wait for it
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise RaloError(f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
+    return sock
+
+
+def _serve(app: FastAPI, sock: socket.socket) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """The first signal lets answers finish, the second ends them."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            service = app.state.service
+            if service.closing or not self.started:
+                self.should_exit = self.force_exit = True
+            else:
+                service.closing = True
+                asyncio.run_coroutine_threadsafe(self._drain(), service.board.loop)
+
+        async def _drain(self) -> None:
+            await app.state.service.drain()
+            self.should_exit = True
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, backlog=512)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    Server(config).run(sockets=[sock])

@@ -1,0 +1,350 @@
+"""Many texts at once: each pass over the weights makes one token of every running text.
+
+Results do not depend on who else is running: texts that go together get the bits they would get alone (`Model.steps`),
+and prompts are cut where it changes nothing (`STRETCH`). One thread drives the model; what it makes is handed to
+`deliver`, once a pass.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo.errors import RaloError
+from ralo.generate import Request, Turn
+from ralo.lm import LM
+from ralo.model import PREFILL_CHUNK, STRETCH, Dense, Runner, pieces
+from ralo.prefixes import Prefixes
+from ralo.quality import log_probs
+from ralo.sequence import Sequence as TextState
+
+F32 = NDArray[np.float32]
+
+
+class Busy(RaloError):
+    """No room for one more: try again after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("the server has as many requests as it can take: try again later")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A token's log-probability and the likeliest ones', best first, of the scores before sampling's limits."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one pass added to one answer. `finish`: length, stop, eos, context, cancelled, or "" while it goes on."""
+
+    choice: int
+    text: str
+    finish: str = ""
+    chosen: Chosen | None = None
+    error: str = ""  # why it could not go on
+
+
+@dataclass(eq=False)
+class Job:
+    """One prompt and the answers wanted of it, which differ in their random numbers."""
+
+    requests: Sequence[Request]
+    dense: bool = False  # leave the modes aside
+    top: int | None = None  # log-probabilities of so many likeliest tokens
+    cached: int = 0  # tokens of the prompt that were known already
+    cancelled: bool = False
+    left: int = field(init=False)  # answers that are not finished
+    asked_s: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.left = len(self.requests)
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        return self.requests[0].prompt
+
+
+@dataclass(eq=False)
+class _Filling:
+    """A prompt on its way through the model."""
+
+    job: Job
+    seq: TextState
+    sure: int  # tokens of it that are as a prompt alone would have them
+
+
+@dataclass(eq=False)
+class _Running:
+    """An answer on its way."""
+
+    job: Job
+    choice: int
+    turn: Turn
+    sure: int
+    runner: Runner | None = None  # of its own, where texts cannot go together
+    token: int = -1  # to run next
+
+
+Made = list[tuple[Job, Delta]]
+
+
+@dataclass
+class Totals:
+    """Counted since the start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0  # tokens that a decode pass was run for
+    passes: int = 0
+    decode_s: float = 0.0
+    decode_bytes: int = 0
+
+
+class Engine:
+    """The thread that runs a model for many."""
+
+    def __init__(
+        self, lm: LM, deliver: Callable[[Made], None], texts: int = 32, queue: int = 64, cache_bytes: int = 512 << 20
+    ) -> None:
+        self.lm, self.deliver, self.texts, self.queue = lm, deliver, texts, queue
+        self.totals = Totals()
+        self.prefixes = Prefixes(cache_bytes)
+        self._reuse = lm.model.cfg.rope is None or lm.model.cfg.rope.kind != "dynamic"  # else keys depend on the length
+        self._plain = Dense(lm.model)
+        self._waiting: deque[Job] = deque()
+        self._filling: list[_Filling] = []
+        self._running: list[_Running] = []
+        self._made: Made = []
+        self._change = threading.Condition()
+        self._stop = False
+        self._seconds = 1.0  # that a job takes, about
+        self._thread = threading.Thread(target=self._run, name="ralo-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Takes a job, or raises `Busy`. Its answers come through `deliver`."""
+        if len(job.requests) > self.texts:
+            raise RaloError(f"{len(job.requests)} answers are more than the {self.texts} texts that run at once")
+        with self._change:
+            if self._stop:
+                raise RaloError("the server is shutting down")
+            if len(self._waiting) >= self.queue:
+                raise Busy(self._seconds * (1 + len(self._waiting) / self.texts))
+            self._waiting.append(job)
+            self._change.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Its work ends with the pass that is under way."""
+        job.cancelled = True
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._filling)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._filling or self._running)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of running texts, and of those that are kept."""
+        running = {id(t.turn.seq): t.turn.seq for t in list(self._running)}.values()
+        return self.prefixes.nbytes + sum(seq.nbytes for seq in running)
+
+    def stop(self) -> None:
+        """Ends what is running, and the thread."""
+        with self._change:
+            self._stop = True
+            self._change.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while self.idle and not self._stop:
+                    self._change.wait()
+                if self._stop:
+                    break
+            try:
+                self._pass()
+            except RaloError as error:
+                self._end_all(str(error))
+            except Exception as error:  # whatever it is, the next request must find a server
+                self._end_all(f"{type(error).__name__}: {error}")
+            self._hand_over()
+        self._end_all("")
+        self._hand_over()
+
+    def _pass(self) -> None:
+        self._drop_cancelled()
+        self._admit()
+        self._fill()
+        if self._running:
+            self._decode()
+
+    def _hand_over(self) -> None:
+        if self._made:
+            made, self._made = self._made, []
+            self.deliver(made)
+
+    def _drop_cancelled(self) -> None:
+        with self._change:
+            self._waiting = deque(job for job in self._waiting if not job.cancelled)
+        self._filling = [f for f in self._filling if not f.job.cancelled]
+        for answer in [a for a in self._running if a.job.cancelled]:
+            self._running.remove(answer)
+            self._keep(answer)
+
+    def _admit(self) -> None:
+        """The next ones in turn, while there is room."""
+        while self._waiting:
+            taken = len(self._running) + sum(len(f.job.requests) for f in self._filling)
+            if taken + len(self._waiting[0].requests) > self.texts:
+                return
+            with self._change:
+                job = self._waiting.popleft()
+            seq, sure = self._known(job)
+            job.cached = len(seq)
+            self._filling.append(_Filling(job, seq, sure))
+
+    def _known(self, job: Job) -> tuple[TextState, int]:
+        known = self.prefixes.find(job.prompt, job.dense) if self._reuse else None
+        return known or (self.lm.new_sequence(), len(job.prompt))
+
+    def _fill(self) -> None:
+        """Pieces of prompts in turn: few tokens where answers wait for their next one."""
+        size = room = STRETCH if self._running else PREFILL_CHUNK
+        while self._filling and room > 0:
+            filling = self._filling.pop(0)
+            room -= self._fill_piece(filling, size)
+
+    def _fill_piece(self, filling: _Filling, size: int) -> int:
+        """The prompt's next tokens; how many they were. It goes to the end of the line until it is complete."""
+        job, seq, clock = filling.job, filling.seq, time.perf_counter()
+        start, stop = pieces(len(seq), len(job.prompt), size)[0] if self._reuse else (0, len(job.prompt))
+        logits = self._runner(job).prefill(job.prompt[start:stop], seq)
+        for request in job.requests:
+            request.stats.prefill_s += time.perf_counter() - clock
+        if stop < len(job.prompt):
+            self._filling.append(filling)
+        else:
+            self.totals.prompt_tokens += len(job.prompt)
+            self.totals.cached_tokens += job.cached
+            self._begin(filling, logits)
+        return stop - start
+
+    def _begin(self, filling: _Filling, logits: F32) -> None:
+        job, own = filling.job, self.lm.plan.verified and not filling.job.dense
+        seqs = [filling.seq, *(filling.seq.clone() for _ in job.requests[1:])]
+        for i, (request, seq) in enumerate(zip(job.requests, seqs, strict=True)):
+            request.stats.prompt_tokens = len(job.prompt)
+            turn = Turn(seq, request, self.lm.tokenizer.stream(after=job.prompt))
+            answer = _Running(job, i, turn, filling.sure, self.lm.runner(request.sampler) if own else None)
+            self._running.append(answer)
+            if turn.done:
+                self._finish(answer, "")
+            else:
+                self._take(answer, logits)
+
+    def _runner(self, job: Job) -> Runner:
+        return self._plain if job.dense or self.lm.plan.verified else self.lm.guard
+
+    def _decode(self) -> None:
+        limit = self.lm.model.cfg.max_context
+        for answer in [a for a in self._running if len(a.turn.seq) == limit]:
+            answer.turn.stats.finish = "context"
+            self._finish(answer, "")
+        answers = list(self._running)
+        if not answers:
+            return
+        clock, before = time.perf_counter(), self.lm.model.bytes_read
+        logits = self._scores(answers)
+        seconds = time.perf_counter() - clock
+        totals = self.totals
+        totals.passes, totals.steps = totals.passes + 1, totals.steps + len(answers)
+        totals.decode_s, totals.decode_bytes = (
+            totals.decode_s + seconds,
+            totals.decode_bytes + self.lm.model.bytes_read - before,
+        )
+        for answer, scores in zip(answers, logits, strict=True):
+            answer.turn.stats.steps += 1
+            answer.turn.stats.decode_s += seconds
+            self._take(answer, scores)
+
+    def _scores(self, answers: list[_Running]) -> list[F32]:
+        together = [a for a in answers if not a.runner]
+        rows = iter(
+            self.lm.guard.steps(
+                [a.token for a in together], [a.turn.seq for a in together], [a.job.dense for a in together]
+            )
+            if together
+            else ()
+        )
+        return [a.runner.step(a.token, a.turn.seq) if a.runner else next(rows) for a in answers]
+
+    def _take(self, answer: _Running, logits: F32) -> None:
+        turn = answer.turn
+        try:
+            answer.token = turn.choose(logits)
+        except RaloError as error:  # scores that are not numbers: this text's trouble alone
+            self._finish(answer, "", error=str(error))
+            return
+        chosen = _chosen(answer.token, logits, answer.job.top) if answer.job.top is not None else None
+        piece = turn.take(answer.token)
+        self.totals.new_tokens += piece is not None
+        text = piece.text if piece else ""
+        if turn.done:
+            self._finish(answer, text, chosen if piece else None)
+        else:
+            self._made.append((answer.job, Delta(answer.choice, text, chosen=chosen)))
+
+    def _finish(self, answer: _Running, text: str, chosen: Chosen | None = None, error: str = "") -> None:
+        self._running.remove(answer)
+        answer.turn.stats.finish = "error" if error else answer.turn.stats.finish
+        rest = "" if error else answer.turn.rest()
+        self._made.append((answer.job, Delta(answer.choice, text + rest, answer.turn.stats.finish, chosen, error)))
+        answer.job.left -= 1
+        if not answer.job.left:
+            self._seconds += 0.2 * (time.perf_counter() - answer.job.asked_s - self._seconds)
+        if not error:
+            self._keep(answer)
+
+    def _keep(self, answer: _Running) -> None:
+        if self._reuse and answer.choice == 0:
+            self.prefixes.keep(answer.turn.seq, answer.sure, answer.job.dense)
+
+    def _end_all(self, error: str) -> None:
+        """Every answer ends here: with an error, or cut short."""
+        with self._change:
+            jobs = [*self._waiting, *(f.job for f in self._filling)]
+            self._waiting.clear()
+        finish = "error" if error else "cancelled"
+        for job in jobs:
+            self._made += [(job, Delta(i, "", finish, error=error)) for i in range(len(job.requests))]
+        self._made += [(a.job, Delta(a.choice, "", finish, error=error)) for a in self._running]
+        self._filling, self._running = [], []
+
+
+def _chosen(token: int, logits: F32, top: int) -> Chosen:
+    logp = log_probs(logits[None])[0]
+    best = np.argpartition(-logp, min(top, len(logp) - 1))[:top]
+    best = best[np.argsort(-logp[best], kind="stable")]
+    return Chosen(token, float(logp[token]), [(int(i), float(logp[i])) for i in best])

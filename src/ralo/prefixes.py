@@ -1,0 +1,74 @@
+"""Texts that are kept after they were answered, so that one that starts alike does not run its beginning again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo.model import STRETCH
+from ralo.sequence import Sequence as TextState
+
+LEAST = 16  # tokens worth copying
+
+
+@dataclass(eq=False)
+class _Kept:
+    tokens: NDArray[np.int64]
+    seq: TextState
+    sure: int  # tokens whose keys and values are those of a prompt; of later ones those of decoding
+    dense: bool
+
+
+class Prefixes:
+    """The latest texts, within so many bytes.
+
+    A beginning that ran as a prompt is taken up at a multiple of STRETCH, where the rest gives the bits it would give
+    alone. A beginning with an answer in it is taken up whole: its keys and values are more exact than a prompt's.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._kept: list[_Kept] = []  # the latest last
+
+    @property
+    def nbytes(self) -> int:
+        return sum(kept.seq.nbytes for kept in list(self._kept))
+
+    def find(self, prompt: Sequence[int], dense: bool) -> tuple[TextState, int] | None:
+        """A copy of the longest known beginning, and how many of the prompt's tokens will be as alone."""
+        tokens = np.asarray(prompt, np.int64)
+        found, best = None, LEAST - 1
+        for kept in self._kept:
+            usable = _usable(kept, tokens) if kept.dense == dense else 0
+            if usable > best:
+                found, best = kept, usable
+        if found is None:
+            return None
+        self._kept.remove(found)
+        self._kept.append(found)
+        return found.seq.clone(best), len(prompt) if best <= found.sure else found.sure
+
+    def keep(self, seq: TextState, sure: int, dense: bool) -> None:
+        """A text that is not run any more. One that it continues is not needed beside it."""
+        if len(seq) < LEAST or seq.nbytes > self.room:
+            return
+        new = _Kept(np.asarray(seq.tokens, np.int64), seq, min(sure, len(seq)), dense)
+        self._kept = [old for old in self._kept if not (old.dense == dense and _starts(new.tokens, old.tokens))]
+        self._kept.append(new)
+        while self.nbytes > self.room:
+            del self._kept[0]
+
+
+def _starts(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> bool:
+    return len(beginning) <= len(text) and np.array_equal(text[: len(beginning)], beginning)
+
+
+def _usable(kept: _Kept, prompt: NDArray[np.int64]) -> int:
+    """Tokens of a kept text that a prompt need not run again; its last one must run, and not alone (`pieces`)."""
+    n = min(len(kept.tokens), len(prompt) - 1)
+    differ = np.flatnonzero(kept.tokens[:n] != prompt[:n])
+    shared = int(differ[0]) if len(differ) else n
+    return shared if shared > kept.sure else min(shared, len(prompt) - 2) // STRETCH * STRETCH

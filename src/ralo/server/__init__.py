@@ -1,0 +1,1 @@
+"""A model behind HTTP, as existing clients expect it: many texts share each pass over the weights."""

@@ -1,0 +1,230 @@
+"""The routes: OpenAI's, and what an operator needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
+
+from ralo.engine import Engine, Job
+from ralo.lm import LM
+from ralo.server import answers, errors
+from ralo.server.answers import Shape
+from ralo.server.asked import Offer
+from ralo.server.channel import Channel, Switchboard
+from ralo.server.errors import Json, Refusal
+from ralo.server.limits import LOOPBACK, Limits
+from ralo.server.options import ServeOptions
+from ralo.server.schema import Asked, ChatAsked, CompletionAsked, Error
+from ralo.server.watch import Watch
+from ralo.version import __version__
+
+T = TypeVar("T")
+
+LONG = 20_000  # characters of a request that is prepared beside the event loop
+PAGES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Error, "description": what}
+    for code, what in {
+        400: "something is wrong with the request",
+        401: "the API key is missing or wrong",
+        403: "another host's name, or another site's page",
+        404: "no such model",
+        413: "the body is too large",
+        429: "too many requests wait already",
+        503: "the server is shutting down",
+    }.items()
+}
+
+
+class Service:
+    """What stands behind the routes."""
+
+    def __init__(self, lm: LM, options: ServeOptions) -> None:
+        self.lm, self.options = lm, options
+        self.offer = Offer(lm, options.name or model_name(lm), options.max_tokens)
+        self.engine: Engine
+        self.watch: Watch
+        self.board: Switchboard
+        self.closing = False
+        self.started = int(time.time())
+        lm.tokenizer  # noqa: B018 (opened now, so that a bad one is said before a port is taken)
+
+    @contextlib.asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        o = self.options
+        self.board = Switchboard(lambda s: self.watch.first_s.observe(s), lambda s: self.watch.between_s.observe(s))
+        self.engine = Engine(self.lm, self.board.deliver, o.texts, o.queue, o.cache_mb << 20)
+        self.board.engine = self.engine
+        self.watch = Watch(self.lm, self.engine)
+        self.engine.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.engine.stop)
+
+    async def drain(self) -> None:
+        """Nothing new is taken; what is under way has some time to finish."""
+        self.closing = True
+        until = time.perf_counter() + self.options.drain_s
+        while not self.engine.idle and time.perf_counter() < until:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(self.engine.stop)
+
+    async def answer(self, asked: Asked, request: Request) -> Response:
+        if self.closing:
+            refusal = Refusal(503, "the server is shutting down", code="shutting_down")
+            refusal.headers["Retry-After"] = "5"
+            raise refusal
+        clock = time.perf_counter()
+        shape = Shape(isinstance(asked, ChatAsked), self.offer.model(asked.model), self.lm.tokenizer)
+        channel = self.board.open(await self._jobs(asked, request))
+        if asked.stream:
+            with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+            stream = self._closing(answers.events(channel, shape, with_usage), channel, clock)
+            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        try:
+            return Json(await unless_gone(answers.whole(channel, shape), request))
+        finally:
+            self._close(channel, clock)
+
+    async def _jobs(self, asked: Asked, request: Request) -> list[Job]:
+        if int(request.headers.get("content-length") or LONG + 1) > LONG:
+            return await asyncio.to_thread(self.offer.jobs, asked)
+        return self.offer.jobs(asked)
+
+    async def _closing(self, stream: AsyncIterator[str], channel: Channel, clock: float) -> AsyncIterator[str]:
+        try:
+            async for events in stream:
+                yield events
+        finally:  # also where the client has gone
+            self._close(channel, clock)
+
+    def _close(self, channel: Channel, clock: float) -> None:
+        self.board.close(channel)
+        self.watch.request_s.observe(time.perf_counter() - clock)
+
+
+async def unless_gone(work: Awaitable[T], request: Request) -> T:
+    """The result of `work`, which ends at once where the client has gone."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refusal(499, "the client has gone")
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+def model_name(lm: LM) -> str:
+    return str(lm.path).rstrip("/").rpartition("/")[2] or "model"
+
+
+def create_app(lm: LM, options: ServeOptions | None = None) -> FastAPI:
+    """An ASGI application around a loaded model."""
+    options = options or ServeOptions()
+    service = Service(lm, options)
+    app = FastAPI(
+        title="ralo",
+        version=__version__,
+        description="OpenAI's completions and chats, from a CPU.",
+        lifespan=service.running,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    errors.install(app)
+    add_routes(app, service)
+    add_pages(app)
+    known = frozenset(name.strip() for name in options.allow_host.split(",") if name.strip())
+    loopback = options.host in LOOPBACK and "*" not in known
+    app.add_middleware(Limits, api_key=options.api_key, hosts=known | set(LOOPBACK) if loopback else frozenset())
+    count_requests(app, service)
+    return app
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", responses=REFUSALS)
+    async def completions(asked: CompletionAsked, request: Request) -> Response:
+        return await service.answer(asked, request)
+
+    @app.post("/v1/chat/completions", responses=REFUSALS)
+    async def chat_completions(asked: ChatAsked, request: Request) -> Response:
+        return await service.answer(asked, request)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return Json({"object": "list", "data": [model_card(service, name) for name in service.offer.names]})
+
+    @app.get("/v1/models/{model:path}", responses={404: REFUSALS[404]})
+    async def model(model: str) -> Response:
+        return Json(model_card(service, service.offer.model(model)))
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Json({"status": "closing" if service.closing else "ok"}, 503 if service.closing else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.watch.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/live")
+    async def live() -> Response:
+        return Json(service.watch.live())
+
+
+def model_card(service: Service, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": service.started, "owned_by": "ralo"}
+
+
+def add_pages(app: FastAPI) -> None:
+    """Three files that ship, read once: no part of a request names a file."""
+    folder = resources.files("ralo.server") / "page"
+
+    def show(path: str, name: str, kind: str) -> None:
+        text = (folder / name).read_text(encoding="utf-8")
+        headers = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'", "Cache-Control": "no-cache"}
+
+        @app.get(path, include_in_schema=False)
+        async def page() -> Response:
+            return Response(text, media_type=kind, headers=headers)
+
+    for path, (name, kind) in PAGES.items():
+        show(path, name, kind)
+
+
+def count_requests(app: FastAPI, service: Service) -> None:
+    """By route, not by what was asked for: paths that do not exist must not become metrics."""
+    known = {getattr(route, "path", "") for route in app.routes}
+
+    class Count:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+            async def counted(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    path = scope["path"] if scope["path"] in known else "other"
+                    service.watch.requests.labels(path, str(message["status"])).inc()
+                await send(message)
+
+            await self.inner(scope, receive, counted if scope["type"] == "http" else send)
+
+    app.add_middleware(Count)

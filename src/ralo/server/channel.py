@@ -1,0 +1,97 @@
+"""Between the engine's thread and the event loop: what the engine makes reaches the request that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from ralo.engine import Delta, Engine, Job, Made
+
+PATIENCE_S = 0.02  # that the engine waits for the event loop at most
+
+
+@dataclass(eq=False)
+class Channel:
+    """The answers to one request, which may have several prompts; choices are numbered through."""
+
+    jobs: list[Job]
+    left: int = field(init=False)
+    _new: list[Delta] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _offsets: dict[Job, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        at = 0
+        for job in self.jobs:
+            self._offsets[job] = at
+            at += len(job.requests)
+        self.left = at
+
+    def put(self, job: Job, delta: Delta) -> None:
+        choice = self._offsets[job] + delta.choice
+        self._new.append(Delta(choice, delta.text, delta.finish, delta.chosen, delta.error))
+        self._wake.set()
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What came since the last time, until every answer is finished."""
+        while self.left:
+            await self._wake.wait()
+            self._wake.clear()
+            new, self._new = self._new, []
+            self.left -= sum(bool(delta.finish) for delta in new)
+            yield new
+
+
+class Switchboard:
+    """All open channels, and the times that a client sees."""
+
+    def __init__(self, first_s: Callable[[float], None], between_s: Callable[[float], None]) -> None:
+        self.engine: Engine
+        self._channels: dict[Job, Channel] = {}
+        self._latest: dict[Job, float] = {}
+        self.loop = asyncio.get_running_loop()
+        self._first_s, self._between_s = first_s, between_s
+        self._sent = threading.Event()
+
+    def deliver(self, made: Made) -> None:
+        """Called by the engine's thread, once a pass. It waits until all is sent: the next pass needs every core, and a
+        thread that loses its own in the middle of one holds up the others (benches/serve.py: a tenth more tokens)."""
+        self._sent.clear()
+        self.loop.call_soon_threadsafe(self._deliver, made)
+        self._sent.wait(PATIENCE_S)
+
+    def _deliver(self, made: Made) -> None:
+        now = time.perf_counter()
+        for job in dict.fromkeys(job for job, _ in made):
+            if job in self._latest:
+                self._between_s(now - self._latest[job])
+            elif job in self._channels:
+                self._first_s(now - job.asked_s)
+            self._latest[job] = now
+        for job, delta in made:
+            if channel := self._channels.get(job):
+                channel.put(job, delta)
+        # The channels' readers wake in the loop's next round and write in the one after.
+        self.loop.call_soon(self.loop.call_soon, self.loop.call_soon, self._sent.set)
+
+    def open(self, jobs: list[Job]) -> Channel:
+        """Hands jobs to the engine; all of them or none."""
+        channel = Channel(jobs)
+        for i, job in enumerate(jobs):
+            self._channels[job] = channel
+            try:
+                self.engine.submit(job)
+            except Exception:
+                self.close(Channel(jobs[: i + 1]))
+                raise
+        return channel
+
+    def close(self, channel: Channel) -> None:
+        """Nobody listens any more: what is not finished ends."""
+        for job in channel.jobs:
+            self.engine.cancel(job)
+            self._channels.pop(job, None)
+            self._latest.pop(job, None)
