@@ -34,7 +34,7 @@ FLAGS = ("--ctx", "8", "--threads", "1", "--minutes", "5", "--max-dppl", "20")
 REAL = Trials._gain
 
 
-def by_bytes(self: Trials, ctx: int) -> dict[str, Any]:
+def by_bytes(self: Trials, ctx: int, rounds: int) -> dict[str, Any]:
     """How much less is read, for how much faster: the same on every machine."""
     model, read = self.lm.model, []
     for dense in (False, True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,6 +75,13 @@ def needs_context(lm: LM, tokens: int) -> None:
     """Refuses a model whose texts cannot be that long."""
     if (most := lm.model.cfg.max_context) < tokens:
         raise RaloError(f"needs {tokens} tokens of context, this model has {most}")
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The lines as a table for a page of documentation."""
+    cells = [(r.mode, r.line, r.target, r.value, "yes" if r.passed else "**no**") for r in rows]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join(["| mode | line | target | measured | holds |", "|---|---|---|---|---|", *lines]) + "\n"
 
 
 Acceptance = Callable[[Task, Callable[[str], LM], Progress], list[Row]]

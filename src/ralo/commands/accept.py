@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ralo import __version__, _core, cpu, report, screen
 from ralo.accept import ACCEPT, Row, Task
-from ralo.accept.rows import Progress, tried
+from ralo.accept.rows import Progress, markdown, tried
 from ralo.commands.run import open_model
 from ralo.errors import RaloError
 from ralo.lm import LM, LoadOptions
@@ -39,6 +39,7 @@ class AcceptOptions(LoadOptions):
         "", "calibration profile of the model; without it, one beside the model or a new one", metavar="FILE"
     )
     html: str = flag("", "write the lines into this page too, .html", metavar="FILE")
+    md: str = flag("", "write them as a table in Markdown too, .md", metavar="FILE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     task = _task(options)
     if options.html:
         report.check(Path(options.html))
+    if options.md:
+        _check_md(Path(options.md))
 
     def opened(quant: str) -> LM:
         return _open(options, quant)
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     screen.table(columns, shown, f"{options.model}: {sum(r.passed for r in rows)} of {len(rows)} lines hold")
     if options.html:
         report.write(Path(options.html), _report(task, rows, args.command))
+    if options.md:
+        Path(options.md).write_text(markdown(rows), encoding="utf-8")
     if args.json:
         screen.json_line({"model": options.model, "pass": passed, "rows": [r.to_dict() for r in rows]})
     return 0 if passed else 1
@@ -82,6 +87,14 @@ def _report(task: Task, rows: Sequence[Row], command: str) -> Report:
     about |= {"quality": f"{task.tokens} tokens of held-out text", "ralo": __version__, "command": command}
     note = "all of them" if hold == len(rows) else f"{len(rows) - hold} FAIL"
     return Report(task.model, about, [("lines that hold", f"{hold} of {len(rows)}", note)], rows=rows)
+
+
+def _check_md(path: Path) -> None:
+    """What cannot be written is said before any work."""
+    if path.suffix != ".md":
+        raise RaloError(f"--md must name a .md file, got {str(path)!r:.60}")
+    if not path.parent.is_dir():
+        raise RaloError(f"{path.parent}: no such directory")
 
 
 def _mode(name: str) -> str:

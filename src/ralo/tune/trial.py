@@ -25,6 +25,7 @@ from ralo.tune.record import Record
 WINDOW = 1024  # tokens that quality is measured in, where no longer context is asked for
 LONG = 2048  # context from which quality is measured there too: modes that choose keys work from about here on
 TOKENS, ROUNDS = 64, 15  # of a speed measurement
+TURNS = 3  # of plans that are compared with each other; the rounds are shared out
 QUICK = 8192  # tokens of text that modes are looked at with before any is chosen
 PROMPT = 512  # tokens of a request's prompt, where throughput counts
 SLACK = 0.5  # points that the upper end of the interval may be above the budget
@@ -120,20 +121,34 @@ class Trials:
                 "tokens": q.tokens}  # fmt: skip
 
     def gains(self, modes: Sequence[Mode]) -> list[Gain]:
+        found = self.record.get(f"{self.goal} of {key_of(modes)}", lambda: {"gains": self._gains(modes, ROUNDS)})
+        return [Gain(**g) for g in found["gains"]]
+
+    def compare(self, plans: Sequence[Sequence[Mode]]) -> list[list[Gain]]:
+        """Gains of several plans that take turns, the middle one of each: whatever else the machine does meanwhile, it
+        does to all of them."""
+
         def found() -> dict[str, Any]:
-            self.use(modes)
-            return {"gains": [self._gain(ctx) for ctx in self.contexts]}
+            turns = [[self._gains(modes, max(1, ROUNDS // TURNS)) for modes in plans] for _ in range(TURNS)]
+            return {"each": [[_middle([turn[p][c] for turn in turns]) for c in range(len(self.contexts))]
+                             for p in range(len(plans))]}  # fmt: skip
 
-        return [Gain(**g) for g in self.record.get(f"{self.goal} of {key_of(modes)}", found)["gains"]]
+        keys = ", ".join(key_of(modes) for modes in plans)
+        each = self.record.get(f"{self.goal} of {keys} in turns", found)["each"]
+        return [[Gain(**g) for g in gains] for gains in each]
 
-    def _gain(self, ctx: int) -> dict[str, Any]:
+    def _gains(self, modes: Sequence[Mode], rounds: int) -> list[dict[str, Any]]:
+        self.use(modes)
+        return [self._gain(ctx, rounds) for ctx in self.contexts]
+
+    def _gain(self, ctx: int, rounds: int) -> dict[str, Any]:
         lm = self.lm
         engines = {"ralo": self.engine(lm.runner(Sampler(Sampling(temperature=0))), ctx)}
         engines["dense"] = self.engine(Dense(lm.model), ctx)
         named: dict[str, Engine] = dict(engines)
         if self.goal == "throughput":
             named = {name: Requests(engine) for name, engine in engines.items()}
-        samples = measure(named, "decode", ctx, TOKENS, ROUNDS)
+        samples = measure(named, "decode", ctx, TOKENS, rounds)
         ratio, (low, high) = samples.ratio("ralo", "dense")
         return {"ctx": ctx, "speedup": ratio, "low": low, "high": high, "tok_s": samples.median("ralo"),
                 "dense_tok_s": samples.median("dense"), "nbytes": packed_bytes(lm.model),
@@ -176,6 +191,10 @@ class Requests:
     def decode(self, tokens: int) -> float:
         room = self.engine.runner.cfg.max_context - len(self.engine.seq) - tokens - 2
         return self.engine.prefill(min(PROMPT, room)) + self.engine.decode(tokens)
+
+
+def _middle(gains: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return sorted(gains, key=lambda g: g["speedup"])[len(gains) // 2]
 
 
 def packed_bytes(model: Model) -> int:
