@@ -222,12 +222,27 @@ def test_page(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert f"ralo accept -m {tiny} --only kwta --html {page}" in lines
 
 
+def test_markdown(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row("kwta", "a | line", "≥ 2", "1.5", False), Row("kwta", "another", "holds", "yes", True)]
+    monkeypatch.setitem(ACCEPT, "kwta", lambda task, opened, say: rows)
+    table = tmp_path / "found.md"
+    assert main(["accept", "-m", str(tiny), "--only", "kwta", "--md", str(table)]) == 1
+    head, rule, first, second = table.read_text(encoding="utf-8").splitlines()
+    assert head.count("|") == rule.count("|") == second.count("|") == 6
+    assert first == r"| kwta | a \| line | ≥ 2 | 1.5 | **no** |" and second.endswith("| yes |")
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("found.txt", "--html FILE must end in .html"), ("no/found.html", "cannot be written: No such file or directory")],
+    ("flag", "name", "message"),
+    [
+        ("--html", "found.txt", "--html FILE must end in .html"),
+        ("--html", "no/found.html", "cannot be written: No such file or directory"),
+        ("--md", "found.txt", "--md FILE must end in .md"),
+        ("--md", "no/found.md", "cannot be written: No such file or directory"),
+    ],
 )
-def test_a_page_that_cannot_be_written_is_told_before_any_work(tmp_path: Path, name: str, message: str, capsys) -> None:
-    assert message in refused(capsys, "accept", "-m", tmp_path / "no model", "--html", tmp_path / name)
+def test_a_file_that_cannot_be_written_is_told_before_any_work(tmp_path: Path, flag, name, message, capsys) -> None:
+    assert message in refused(capsys, "accept", "-m", tmp_path / "no model", flag, tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ralo import __version__, _core, cpu, report, screen
+from ralo import __version__, _core, cpu, drawing, report, screen
 from ralo.accept import ACCEPT, Row, Task
 from ralo.accept.rows import Progress, markdown, tried
 from ralo.commands.run import open_model
@@ -90,11 +90,13 @@ def _report(task: Task, rows: Sequence[Row], command: str) -> Report:
 
 
 def _check_md(path: Path) -> None:
-    """What cannot be written is said before any work."""
+    """Says early, in one line, that the file cannot be written."""
     if path.suffix != ".md":
-        raise RaloError(f"--md must name a .md file, got {str(path)!r:.60}")
-    if not path.parent.is_dir():
-        raise RaloError(f"{path.parent}: no such directory")
+        raise RaloError(f"--md FILE must end in .md, got {str(path)!r:.60}")
+    try:
+        drawing.writable(path)
+    except OSError as error:
+        raise RaloError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _mode(name: str) -> str:
