@@ -6,13 +6,12 @@ import html
 import json
 import os
 import re
-import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import browser
 from example_report import BROKEN, CLOSE, CROWDED, REPORT
 
 from ralo import report
@@ -20,7 +19,6 @@ from ralo.drawing import DARK, LIGHT
 from ralo.report import Report
 from ralo.report.data import interval, number, times
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DARKLY = "--blink-settings=preferredColorScheme=0"
 PHONE, WIDE = 390, 1200  # CSS pixels
 # A frame is as wide as it is told to be; a window has a least width of its own.
@@ -60,16 +58,6 @@ addEventListener("load", () => {
   })
 })
 """
-
-
-@cache
-def browser() -> str:
-    """The command of one that starts."""
-    for command in filter(None, map(shutil.which, NAMES)):
-        done = subprocess.run([command, "--version"], capture_output=True, timeout=60)
-        if done.returncode == 0:  # some systems have a command of that name that only says how to install it
-            return command
-    pytest.skip(f"needs a browser that starts: {', '.join(NAMES)}")
 
 
 @pytest.fixture(scope="module")

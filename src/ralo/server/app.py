@@ -18,6 +18,7 @@ from ralo.server import answers, errors
 from ralo.server.answers import Shape
 from ralo.server.asked import Offer
 from ralo.server.channel import Channel, Switchboard
+from ralo.server.docs import docs_page
 from ralo.server.errors import Json, Refusal
 from ralo.server.limits import LOOPBACK, Limits
 from ralo.server.options import ServeOptions
@@ -32,7 +33,9 @@ PAGES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'", "Cache-Control": "no-cache"}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error, "description": what}
     for code, what in {
@@ -163,30 +166,37 @@ def create_app(lm: LM, options: ServeOptions | None = None) -> FastAPI:
 def add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=REFUSALS)
     async def completions(asked: CompletionAsked, request: Request) -> Response:
+        """Goes on from one prompt or several, whole or as a stream of events."""
         return await service.answer(asked, request)
 
     @app.post("/v1/chat/completions", responses=REFUSALS)
     async def chat_completions(asked: ChatAsked, request: Request) -> Response:
+        """The next message of a chat, by the model's own template, whole or as a stream of events."""
         return await service.answer(asked, request)
 
     @app.get("/v1/models")
     async def models() -> Response:
+        """The loaded model and, where it has modes, the same one without them (NAME:dense)."""
         return Json({"object": "list", "data": [model_card(service, name) for name in service.offer.names]})
 
     @app.get("/v1/models/{model:path}", responses={404: REFUSALS[404]})
     async def model(model: str) -> Response:
+        """One of them."""
         return Json(model_card(service, service.offer.model(model)))
 
     @app.get("/health")
     async def health() -> Response:
+        """Whether requests are taken: 200, or 503 while the server shuts down."""
         return Json({"status": "closing" if service.closing else "ok"}, 503 if service.closing else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Everything that is counted, in Prometheus' text form."""
         return Response(service.watch.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/live")
     async def live() -> Response:
+        """Figures of the last seconds, as the page shows them."""
         return Json(service.watch.live())
 
 
@@ -195,19 +205,22 @@ def model_card(service: Service, name: str) -> dict[str, Any]:
 
 
 def add_pages(app: FastAPI) -> None:
-    """Three files that ship, read once: no part of a request names a file."""
+    """Files that ship, read once: no part of a request names a file. And the API's page, of the routes as they are."""
     folder = resources.files("ralo.server") / "page"
 
     def show(path: str, name: str, kind: str) -> None:
         text = (folder / name).read_text(encoding="utf-8")
-        headers = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'", "Cache-Control": "no-cache"}
 
         @app.get(path, include_in_schema=False)
         async def page() -> Response:
-            return Response(text, media_type=kind, headers=headers)
+            return Response(text, media_type=kind, headers=PAGE_HEADERS)
 
     for path, (name, kind) in PAGES.items():
         show(path, name, kind)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(docs_page(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
 
 def count_requests(app: FastAPI, service: Service) -> None:

@@ -18,6 +18,7 @@ OPEN = (
     "/",
     "/page.css",
     "/page.js",
+    "/icon.svg",
     "/health",
     "/docs",
     "/openapi.json",
