@@ -59,7 +59,7 @@ def test_both_languages_mention_the_same_commands() -> None:
     assert {text.split()[1] for text in found} >= set(COMMANDS)
 
 
-@pytest.mark.parametrize("path", [README, SPANISH], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [README, SPANISH, ROOT / "docs/deploy.md"], ids=lambda path: path.name)
 def test_every_flag_that_is_mentioned_exists(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in (*mentioned(path), *commands(path)):
         words = text.replace("[", " ").replace("]", " ").split()

@@ -24,6 +24,7 @@ COMMANDS = {
     "tune": "the fastest plan within a quality budget, for this model on this CPU",
     "accept": "measure what each mode promises, line by line",
     "serve": "answer OpenAI's clients and a browser",
+    "batch": "answer a file of prompts, here or on a Ray cluster",
     "heal": "let a pack's weights learn from the dense model again",
 }
 NOTE = "[Defaults] can be set in the environment: RALO_QUANT=int4 is --quant int4."

@@ -27,10 +27,11 @@ class Prefixes:
 
     A beginning that ran as a prompt is taken up at a multiple of STRETCH, where the rest gives the bits it would give
     alone. A beginning with an answer in it is taken up whole: its keys and values are more exact than a prompt's.
+    Without `answers` it is not, and every prompt has the bits it would have alone.
     """
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, room: int, answers: bool = True) -> None:
+        self.room, self.answers = room, answers
         self._kept: list[_Kept] = []  # the latest last
 
     @property
@@ -42,7 +43,7 @@ class Prefixes:
         tokens = np.asarray(prompt, np.int64)
         found, best = None, LEAST - 1
         for kept in self._kept:
-            usable = _usable(kept, tokens) if kept.dense == dense else 0
+            usable = _usable(kept, tokens, self.answers) if kept.dense == dense else 0
             if usable > best:
                 found, best = kept, usable
         if found is None:
@@ -66,9 +67,11 @@ def _starts(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> bool:
     return len(beginning) <= len(text) and np.array_equal(text[: len(beginning)], beginning)
 
 
-def _usable(kept: _Kept, prompt: NDArray[np.int64]) -> int:
+def _usable(kept: _Kept, prompt: NDArray[np.int64], answers: bool) -> int:
     """Tokens of a kept text that a prompt need not run again; its last one must run, and not alone (`pieces`)."""
     n = min(len(kept.tokens), len(prompt) - 1)
     differ = np.flatnonzero(kept.tokens[:n] != prompt[:n])
     shared = int(differ[0]) if len(differ) else n
-    return shared if shared > kept.sure else min(shared, len(prompt) - 2) // STRETCH * STRETCH
+    if shared > kept.sure and answers:
+        return shared
+    return min(shared, kept.sure, len(prompt) - 2) // STRETCH * STRETCH

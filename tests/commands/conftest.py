@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from batches import MANY, TOKENS, answers, write
 from commandline import TEMPLATE, add_template
 from tiny import write_hf
 
@@ -103,3 +105,22 @@ def tt_made(tt_model: Path, tt_flags: list[str]) -> Path:
         _make_faster(patch)
         assert main(["pack", *tt_flags, "-o", str(to)]) == 0
     return to
+
+
+@pytest.fixture(scope="session")
+def many_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    asked = [{"id": f"q{i}", "prompt": "the house " * (i % 3) + str(i)} for i in range(MANY)]
+    return write(tmp_path_factory.mktemp("batch") / "in.jsonl", *asked)
+
+
+@pytest.fixture(scope="session")
+def batch_flags(tiny: Path, many_prompts: Path) -> list[str]:
+    return ["batch", "-m", str(tiny), "-i", str(many_prompts), "-n", str(TOKENS), "--threads", "1"]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(batch_flags: list[str], many_prompts: Path) -> dict[str, Any]:
+    out = many_prompts.with_name("undisturbed.jsonl")
+    assert main([*batch_flags, "-o", str(out)]) == 0
+    assert len(answers(out)) == MANY
+    return answers(out)

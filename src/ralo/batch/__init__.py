@@ -1,0 +1,1 @@
+"""Files of prompts, answered here or on a Ray cluster."""
