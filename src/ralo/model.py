@@ -172,10 +172,10 @@ class Model:
 
 
 def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:
-    """How a prompt's tokens [start, stop) are cut: at multiples of `size`. A last token alone would be computed in
-    another way than a prompt's, so it goes with those before it."""
+    """How a prompt's tokens [start, stop) are cut: at multiples of `size`. A last few (FEW) alone would be computed in
+    another way than a prompt's, so they go with those before them."""
     cuts = [start, *range(start // size * size + size, stop, size), stop]
-    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
+    if len(cuts) > 2 and cuts[-1] - cuts[-2] <= FEW:
         del cuts[-2]
     return list(pairwise(cuts)) if start < stop else []
 

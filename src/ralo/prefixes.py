@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ralo.model import STRETCH
+from ralo.model import FEW, STRETCH
 from ralo.sequence import Sequence as TextState
 
 LEAST = 16  # tokens worth copying
@@ -68,10 +68,10 @@ def _starts(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> bool:
 
 
 def _usable(kept: _Kept, prompt: NDArray[np.int64], answers: bool) -> int:
-    """Tokens of a kept text that a prompt need not run again; its last one must run, and not alone (`pieces`)."""
+    """Tokens of a kept text that a prompt need not run again; its last few must run, and not alone (`pieces`)."""
     n = min(len(kept.tokens), len(prompt) - 1)
     differ = np.flatnonzero(kept.tokens[:n] != prompt[:n])
     shared = int(differ[0]) if len(differ) else n
     if shared > kept.sure and answers:
         return shared
-    return min(shared, kept.sure, len(prompt) - 2) // STRETCH * STRETCH
+    return min(shared, kept.sure, len(prompt) - FEW - 1) // STRETCH * STRETCH
