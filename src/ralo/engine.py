@@ -219,11 +219,12 @@ class Engine:
             taken = len(self._running) + sum(len(f.job.requests) for f in self._filling)
             if taken + len(self._waiting[0].requests) > self.texts:
                 return
-            with self._change:
-                job = self._waiting.popleft()
+            job = self._waiting[0]
             seq, sure = self._known(job)
             job.cached = len(seq)
             self._filling.append(_Filling(job, seq, sure))
+            with self._change:
+                self._waiting.popleft()
 
     def _known(self, job: Job) -> tuple[TextState, int]:
         known = self.prefixes.find(job.prompt, job.dense) if self._reuse else None
@@ -233,18 +234,19 @@ class Engine:
         """Pieces of prompts in turn: few tokens where answers wait for their next one."""
         size = room = STRETCH if self._running else PREFILL_CHUNK
         while self._filling and room > 0:
-            filling = self._filling.pop(0)
-            room -= self._fill_piece(filling, size)
+            room -= self._fill_piece(self._filling[0], size)
 
     def _fill_piece(self, filling: _Filling, size: int) -> int:
-        """The prompt's next tokens; how many they were. It goes to the end of the line until it is complete."""
+        """The prompt's next tokens; how many they were. It goes to the end of the line until it is complete.
+
+        It stays in line while they run: whoever looks must see that there is work, and an error must find it."""
         job, seq, clock = filling.job, filling.seq, time.perf_counter()
         start, stop = pieces(len(seq), len(job.prompt), size)[0] if self._reuse else (0, len(job.prompt))
         logits = self._runner(job).prefill(job.prompt[start:stop], seq)
         for request in job.requests:
             request.stats.prefill_s += time.perf_counter() - clock
         if stop < len(job.prompt):
-            self._filling.append(filling)
+            self._filling = [*self._filling[1:], filling]
         else:
             self.totals.prompt_tokens += len(job.prompt)
             self.totals.cached_tokens += job.cached
@@ -253,13 +255,15 @@ class Engine:
 
     def _begin(self, filling: _Filling, logits: F32) -> None:
         job, own = filling.job, self.lm.plan.verified and not filling.job.dense
-        seqs = [filling.seq, *(filling.seq.clone() for _ in job.requests[1:])]
+        seqs, answers = [filling.seq, *(filling.seq.clone() for _ in job.requests[1:])], []
         for i, (request, seq) in enumerate(zip(job.requests, seqs, strict=True)):
             request.stats.prompt_tokens = len(job.prompt)
             turn = Turn(seq, request, self.lm.tokenizer.stream(after=job.prompt))
-            answer = _Running(job, i, turn, filling.sure, self.lm.runner(request.sampler) if own else None)
-            self._running.append(answer)
-            if turn.done:
+            answers.append(_Running(job, i, turn, filling.sure, self.lm.runner(request.sampler) if own else None))
+        self._running += answers
+        self._filling.remove(filling)
+        for answer in answers:
+            if answer.turn.done:
                 self._finish(answer, "")
             else:
                 self._take(answer, logits)
