@@ -333,7 +333,9 @@ class Engine:
 
     def _keep(self, answer: _Running) -> None:
         if self._reuse and answer.choice == 0:
-            self.prefixes.keep(answer.turn.seq, answer.sure, answer.job.dense)
+            seq = answer.turn.seq
+            seq.trim(len(seq))  # what modes remember of drafts that were not to be
+            self.prefixes.keep(seq, answer.sure, answer.job.dense)
 
     def _end_all(self, error: str) -> None:
         """Every answer ends here: with an error, or cut short."""
