@@ -304,6 +304,105 @@ def test_what_is_sure_grows_with_good_comparisons(directory):
     assert seq.sure == 0
 
 
+def test_a_prompt_makes_the_answer_before_it_no_surer(directory):
+    """As in a chat: what the mode wrote into the first answer is still computed again when it is switched off."""
+    lm = opened(directory, BAD, kl=1e-6, every=16)
+    tokens = np.random.default_rng(1).integers(2, 90, 100).tolist()
+    ours, dense = lm.new_sequence(), lm.new_sequence()
+    lm.guard.prefill(tokens[:20], ours)
+    for token in tokens[20:26]:  # too few for a comparison
+        lm.guard.step(token, ours)
+    assert ours.sure == 20
+    lm.guard.prefill(tokens[26:40], ours)
+    assert ours.sure == 20
+    found = [lm.guard.step(token, ours) for token in tokens[40:]]
+    assert not lm.guard.modes["kwta"].on
+    lm.model.prefill(tokens[:20], dense, dense=True)
+    for token in tokens[20:26]:
+        lm.model.step(token, dense, dense=True)
+    lm.model.prefill(tokens[26:40], dense, dense=True)
+    want = [lm.model.step(token, dense, dense=True) for token in tokens[40:]]
+    np.testing.assert_allclose(found[-1], want[-1], atol=1e-3)
+
+
+def test_a_prompt_in_pieces_is_sure(directory):
+    lm = opened(directory, GOOD)
+    seq = lm.new_sequence()
+    for start in range(0, 300, 100):
+        lm.guard.prefill(list(range(2, 82)) + [5] * 20, seq)
+        assert seq.sure == len(seq) == start + 100
+
+
+# ---------------------------------------------------------------- several texts in one pass
+
+
+def begun(lm: LM, count: int) -> list:
+    texts = [lm.new_sequence() for _ in range(count)]
+    for i, text in enumerate(texts):
+        lm.guard.prefill([2 + i, *range(2, 12 + 5 * i)], text)
+    return texts
+
+
+def together(lm: LM, texts: list, rounds: int, dense: list[bool]) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return np.stack([lm.guard.steps(rng.integers(2, 90, len(texts)).tolist(), texts, dense) for _ in range(rounds)])
+
+
+@pytest.mark.parametrize("mode", [KWTA(k=0.9), Event(hold=1, topk=0.6, gap_tol=100.0)], ids=["kwta", "event"])
+@pytest.mark.parametrize("dense", [[False] * 3, [True, False, True], [True] * 3], ids=str)
+def test_texts_in_one_pass_give_what_the_model_gives(directory, mode, dense):
+    """Comparisons, of one text each time, change nothing; a dense text is never compared."""
+    lm, free = (opened(directory, mode, kl=100, every=16, on=on) for on in ("on", "off"))
+    texts, others = begun(lm, 3), begun(free, 3)
+    found, want = together(lm, texts, 40, dense), together(free, others, 40, dense)
+    assert np.array_equal(found, want)
+    assert [text.tokens for text in texts] == [text.tokens for text in others]
+    first, between = (-(-tokens // max(1, dense.count(False))) for tokens in (FIRST_CHECK, 16))  # passes
+    assert lm.guard.counts["checks"] == (0 if all(dense) else 1 + (40 - first) // between) and not lm.guard.events
+    assert free.guard.counts["checks"] == 0
+
+
+def test_texts_in_one_pass_without_modes(directory):
+    lm = opened(directory)
+    texts, copies = begun(lm, 3), begun(lm, 3)
+    found = together(lm, texts, 5, [False] * 3)
+    rng = np.random.default_rng(3)
+    want = np.stack([lm.model.steps(rng.integers(2, 90, 3).tolist(), copies, [True] * 3) for _ in range(5)])
+    assert np.array_equal(found, want) and lm.guard.counts["checks"] == 0
+
+
+def test_comparisons_come_as_often_for_many_texts_as_for_one(directory):
+    """By tokens, not by passes; and they go round among the texts."""
+    lm = opened(directory, GOOD, kl=100, every=8)
+    texts = begun(lm, 4)
+    before = [text.sure for text in texts]
+    together(lm, texts, 40, [False] * 4)
+    assert lm.guard.counts["checks"] == 40 * 4 / 8
+    assert all(text.sure > sure for text, sure in zip(texts, before, strict=True)), "each was found good"
+
+
+def test_a_ruinous_mode_is_switched_off_for_all(directory):
+    lm = opened(directory, BAD, kl=1e-4, every=32)
+    texts = begun(lm, 3)
+    together(lm, texts, 12, [False, True, False])
+    assert [e.split(":")[0] for e in lm.guard.events] == ["kwta off at token 24"]
+    copies = [text.clone() for text in texts]
+    found = lm.guard.steps([5, 6, 7], texts, [False, True, False])
+    assert np.array_equal(found, lm.model.steps([5, 6, 7], copies, [True] * 3))
+
+
+def test_where_a_mode_is_switched_off_its_text_is_computed_again(directory):
+    """Of the text that was compared: from there on it is dense's."""
+    lm = opened(directory, BAD, kl=1e-4, every=16)
+    [text], [dense] = begun(lm, 1), begun(lm, 1)
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        token = int(rng.integers(2, 90))
+        found, want = lm.guard.steps([token], [text], [False])[0], lm.model.step(token, dense, dense=True)
+    assert len(lm.guard.events) == 1
+    np.testing.assert_allclose(found, want, atol=1e-4)
+
+
 def test_what_it_says_in_a_run(directory, capsys):
     from ralo.cli import main
 

@@ -88,8 +88,9 @@ class Guard(Around):
         return sum(o.slot.nonfinite for s in self.model.slots for o in s.taken.values())
 
     def prefill(self, tokens: Sequence[int], seq: TextState) -> F32:
+        sure = not self.model.modes_in_prefill and seq.sure == len(seq)  # an answer before it may not be
         logits = self.model.prefill(tokens, seq)
-        if not self.model.modes_in_prefill:
+        if sure:
             seq.sure = len(seq)
         return logits
 
@@ -110,7 +111,7 @@ class Guard(Around):
         if not (watched and self.modes and self.options.on == "on" and self._left <= 0):
             return self.model.steps(tokens, texts, dense)
         self._wait = self._left = min(2 * self._wait, self._every)
-        one = watched[self._tokens % len(watched)]
+        one = watched[int(self.counts["checks"]) % len(watched)]  # in turn
         out = np.empty((len(tokens), self.cfg.vocab), np.float32)
         out[one] = self._check(tokens[one], texts[one])
         if rest := [i for i in range(len(tokens)) if i != one]:
