@@ -85,6 +85,38 @@ def test_clone_of_an_empty_sequence(tmp_path: Path) -> None:
 
 
 @every_cache
+@pytest.mark.parametrize("length", [0, 1, 29, 30])
+def test_clone_of_a_beginning(tmp_path: Path, kv: str, length: int) -> None:
+    """It goes on as a text that was never longer, and takes no more room than it needs."""
+    model = open_tiny(tmp_path)
+    first, short = Sequence.empty(model.cfg, kv), Sequence.empty(model.cfg, kv)
+    for token in TOKENS[:30]:
+        model.step(token, first)
+    for token in TOKENS[:length]:
+        model.step(token, short)
+    first.sure = 20
+    copy = first.clone(length)
+    assert copy.tokens == TOKENS[:length] and copy.sure == min(20, length)
+    assert copy.nbytes * FIRST_CAPACITY == first.nbytes * max(length, 1)
+    for token in TOKENS[50:60]:
+        np.testing.assert_array_equal(model.step(token, copy), model.step(token, short))
+    assert first.tokens == TOKENS[:30] and first.sure == 20
+    whole = Sequence.empty(model.cfg, kv)
+    for token in TOKENS[:30]:
+        model.step(token, whole)
+    np.testing.assert_array_equal(model.step(5, first), model.step(5, whole))
+
+
+@pytest.mark.parametrize("length", [-1, 31, 1000])
+def test_clone_of_what_is_not_there(tmp_path: Path, length: int) -> None:
+    model = open_tiny(tmp_path)
+    seq = Sequence.empty(model.cfg)
+    model.forward(TOKENS[:30], seq)
+    with pytest.raises(ValueError, match=f"cannot take {length} of 30 tokens"):
+        seq.clone(length)
+
+
+@every_cache
 def test_growth_changes_nothing(tmp_path: Path, kv: str) -> None:
     """Over three doublings, against a cache that had the room from the start."""
     model = open_tiny(tmp_path, max_position_embeddings=8 * FIRST_CAPACITY)

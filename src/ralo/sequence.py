@@ -112,6 +112,8 @@ class Sequence:
     def clone(self, length: int | None = None) -> Sequence:
         """An independent copy, of the first `length` tokens where given, that can go on differently."""
         length = len(self) if length is None else length
+        if not 0 <= length <= len(self):
+            raise ValueError(f"cannot take {length} of {len(self)} tokens")
         layers = [layer.clone(length) for layer in self.layers]
         states = [state.clone() for state in self.states]
         other = Sequence(self.cfg, self.kv, list(self.tokens), layers, states, self.sure)
