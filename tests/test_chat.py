@@ -124,6 +124,42 @@ def test_no_template() -> None:
         tokenizer.chat(MESSAGES)
 
 
+def test_a_talk_with_a_template_is_its_prompt() -> None:
+    """Special tokens come from the template alone: none is added before it."""
+    tokenizer = tokenizer_with("{{ bos_token }}" + CHATML)
+    ids = tokenizer.talk(MESSAGES)
+    assert ids == tokenizer.encode(tokenizer.chat(MESSAGES), special=False)
+    assert ids.count(tokenizer.bos_id) == 1 and ids[0] == tokenizer.bos_id
+    assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n")
+
+
+def test_a_talk_without_a_template_goes_on_as_one_text() -> None:
+    tokenizer = tokenizer_with(None)
+    said = [
+        {"role": "user", "content": "It was night, and"},
+        {"role": "assistant", "content": " the house slept."},
+        {"role": "user", "content": "Then"},
+    ]
+    assert tokenizer.talk(said) == tokenizer.encode("It was night, and the house slept.\nThen")
+    assert tokenizer.talk(said[:1]) == tokenizer.encode("It was night, and")  # goes on where it ends
+    assert tokenizer.decode(tokenizer.talk(MESSAGES)).count("\n") == 2  # one of the user's own, one after the answer
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_a_talk_goes_on_from_its_own_beginning(template: str | None) -> None:
+    """What was said so far stays as it is: a server does not run it again."""
+    tokenizer = tokenizer_with(template)
+    first = tokenizer.talk([{"role": "user", "content": "one two"}])
+    answer = {"role": "assistant", "content": "three"}
+    second = tokenizer.talk([{"role": "user", "content": "one two"}, answer, {"role": "user", "content": "four"}])
+    assert tokenizer.decode(second).startswith(tokenizer.decode(first)) and second[: len(first)] == first
+
+
+def test_a_talk_that_a_template_refuses() -> None:
+    with pytest.raises(RaloError, match="chat template failed: Conversation roles must alternate"):
+        tokenizer_with(LLAMA2).talk([{"role": "assistant", "content": "me first"}])
+
+
 def test_the_templates_own_complaint() -> None:
     message = refusal(LLAMA2, [{"role": "assistant", "content": "me first"}])
     assert message == (

@@ -13,7 +13,7 @@ from tiny import write_hf
 
 import ralo
 from ralo import RaloError, Sampling
-from ralo.generate import Piece, Request, generate
+from ralo.generate import Piece, Request, Turn, generate
 from ralo.model import Model
 from ralo.sampling import Sampler
 from ralo.sequence import Sequence
@@ -195,6 +195,87 @@ def test_penalties_see_prompt_and_answer() -> None:
     ask = Request([4], Sampler(Sampling(temperature=0, presence_penalty=2.0)), 3)
     pieces, _ = run(Script([4, 5, 5]), ask)
     assert [piece.token for piece in pieces] == [0, 5, 1]
+
+
+# ---------------------------------------------------------------- one text between two passes
+
+
+def turn(ask: Request, words: Words | None = None, tokens: list[int] | None = None) -> Turn:
+    seq = Sequence.empty(SimpleNamespace(n_layers=0))  # type: ignore[arg-type]
+    seq.tokens.extend(ask.prompt if tokens is None else tokens)
+    return Turn(seq, ask, words)
+
+
+def test_a_turn_takes_tokens_until_it_is_done() -> None:
+    ask = request(max_tokens=3)
+    one = turn(ask, Words(["a", "b", "c"], rest="."))
+    assert not one.done and one.stats is ask.stats
+    assert [one.take(t) for t in (0, 1)] == [Piece(0, "a"), Piece(1, "b")]
+    assert not one.done and ask.stats.finish == "" and ask.stats.new_tokens == 2
+    assert one.take(2) == Piece(2, "c") and one.done and ask.stats.finish == "length"
+    assert one.rest() == "." and ask.stats.new_tokens == 3
+    assert one.seq.tokens == [1, 2, 3]  # running them is somebody else's work
+
+
+def test_a_turn_of_no_tokens_is_done_at_once() -> None:
+    ask = request(max_tokens=0)
+    assert turn(ask).done and ask.stats.finish == "length" and ask.stats.new_tokens == 0
+
+
+def test_a_turn_ends_with_a_stop_token_which_is_no_text() -> None:
+    ask = request(max_tokens=1, stop_ids=frozenset({7}))
+    one = turn(ask, Words([""] * 8, rest="?"))
+    assert one.take(7) is None and one.done and one.rest() == "?"
+    assert (ask.stats.finish, ask.stats.new_tokens) == ("eos", 0)
+
+
+def test_a_turn_ends_with_a_stop_string_and_the_rest_is_not_shown() -> None:
+    """Also where it is the last token that it may have."""
+    for most in (2, 9):
+        ask = request(max_tokens=most, stop=["bc"])
+        one = turn(ask, Words(["ab", "cd"], rest="never"))
+        assert one.take(0) == Piece(0, "a") and not one.done
+        assert one.take(1) == Piece(1, "") and one.done
+        assert (ask.stats.finish, ask.stats.new_tokens, one.rest()) == ("stop", 2, "")
+
+
+def test_a_turn_shows_what_was_held_back_in_vain() -> None:
+    one = turn(request(max_tokens=2, stop=["cdx"]), Words(["ab", "cd"], rest="!"))
+    assert [one.take(0), one.take(1)] == [Piece(0, "ab"), Piece(1, "")] and one.rest() == "cd!"
+
+
+def test_a_turn_chooses_by_what_the_text_has_so_far() -> None:
+    ask = Request([4], Sampler(Sampling(temperature=0, presence_penalty=2.0)), 3)
+    one = turn(ask, tokens=[4, 5])
+    assert one.choose(np.eye(8, dtype=np.float32)[4]) == 0  # 4 and 5 are in it
+    one.seq.tokens.append(0)
+    assert one.choose(np.eye(8, dtype=np.float32)[4]) == 1
+    assert ask.stats.new_tokens == 0 and not one.done
+
+
+def test_a_turn_without_words() -> None:
+    one = turn(request(max_tokens=1))
+    assert one.take(3) == Piece(3, "") and one.done and one.rest() == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_driven_by_hand_are_generate(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    words = Words(["".join(random.choice(list("ab"), random.integers(0, 3))) for _ in range(8)], rest="b")
+    says = random.integers(0, 8, 15).tolist()
+    options = {"stop": ["abb", "baa"][: random.integers(0, 3)], "stop_ids": frozenset({int(random.integers(0, 12))})}
+    ask, by_hand = (request(max_tokens=int(random.integers(0, 12)), **options) for _ in range(2))
+    by_hand.max_tokens = ask.max_tokens
+    want, _ = run(Script(says), ask, words)
+    one, pieces, script = turn(by_hand, words), [], Script(says)
+    while not one.done:
+        if piece := one.take(one.choose(script._scores())):
+            pieces.append(piece)
+        script.said += 1
+    text = "".join(piece.text for piece in pieces) + one.rest()
+    assert text == "".join(piece.text for piece in want)
+    assert [piece.token for piece in pieces] == [piece.token for piece in want if piece.token >= 0]
+    assert (by_hand.stats.finish, by_hand.stats.new_tokens) == (ask.stats.finish, ask.stats.new_tokens)
 
 
 def open_tiny(folder: Path, **config: Any) -> Model:

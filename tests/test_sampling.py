@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ralo import RaloError, Sampling
@@ -96,6 +98,27 @@ def test_frequencies_follow_the_temperature(temperature: float) -> None:
     assert chi_square(1, temperature, temperature * 1.1) > limit
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_frequencies_without_limits(temperature: float, seed: int) -> None:
+    """Tokens are not in the order of their scores there; the likeliest are last, first, and in the middle."""
+    scores = np.array([1.0, -2.0, 0.0, 2.0, -1.0, 0.5, -0.5, 1.5, -np.inf, 2.5], np.float32)
+    draws, sampler = 20000, Sampler(Sampling(temperature=temperature, top_p=1.0, seed=seed))
+    counts = np.bincount([sampler(scores) for _ in range(draws)], minlength=10)
+    expected = np.exp(scores.astype(np.float64) / temperature)
+    expected *= draws / expected.sum()
+    there = expected > 0
+    assert counts[8] == 0 and ((counts - expected)[there] ** 2 / expected[there]).sum() < 26.1  # once in 1000 times
+
+
+@pytest.mark.parametrize("limit", [{"top_k": 40}, {"top_k": 1000}, {"top_p": 1.0}, {"min_p": 0.0}])
+def test_limits_that_limit_nothing(limit: dict[str, float]) -> None:
+    """No token is lost and none is sorted away: the shares are those of no limit."""
+    free = Sampling(temperature=1.0, top_p=1.0)
+    assert shares(SCORES, Sampling(**{"temperature": 1.0, "top_p": 1.0} | limit)) == shares(SCORES, free)
+    assert_as_defined(SCORES, free)
+
+
 def test_seeds() -> None:
     draws = {seed: [Sampler(Sampling(seed=seed, top_p=1.0))(SCORES) for _ in range(1)] for seed in range(40)}
     assert len({tuple(drawn) for drawn in draws.values()}) > 5
@@ -150,6 +173,40 @@ def test_presence_penalty_is_absolute() -> None:
     assert scores[0] == 2.0  # the model's own scores are left alone
 
 
+def test_frequency_penalty_counts() -> None:
+    scores = np.array([2.0, 1.9, -1.0, 0.5], np.float32)
+    want = shares(np.array([2.0 - 0.25, 1.9, -1.0 - 0.75, 0.5], np.float32), Sampling(top_p=1.0))
+    assert shares(scores, Sampling(top_p=1.0, frequency_penalty=0.25), [0, 2, 2, 2]) == want
+    assert scores[2] == -1.0  # the model's own scores are left alone
+    liked = Sampler(Sampling(temperature=0, frequency_penalty=-0.5))
+    assert [liked(scores, [3] * n) for n in (1, 2, 3, 4)] == [0, 0, 0, 3]
+
+
+small = st.floats(-2, 2, width=32)
+
+
+@given(
+    scores=st.lists(st.floats(-20, 20, width=32), min_size=8, max_size=8),
+    recent=st.lists(st.integers(0, 7), max_size=2 * PENALTY_WINDOW),
+    repeat=st.floats(0.5, 2.0),
+    presence=small,
+    frequency=small,
+)
+def test_penalties_are_as_defined(
+    scores: list[float], recent: list[int], repeat: float, presence: float, frequency: float
+) -> None:
+    options = Sampling(repeat_penalty=repeat, presence_penalty=presence, frequency_penalty=frequency)
+    given_scores = np.array(scores, np.float32)
+    want = given_scores.astype(np.float64)
+    for token in set(recent[-PENALTY_WINDOW:]):
+        want[token] = want[token] / repeat if want[token] > 0 else want[token] * repeat
+        want[token] -= presence + frequency * recent[-PENALTY_WINDOW:].count(token)
+    if recent:
+        np.testing.assert_allclose(Sampler(options)._penalised(given_scores, recent), want, rtol=1e-5, atol=1e-4)
+    chosen = Sampler(Sampling(**{**vars(options), "temperature": 0}))(given_scores, recent)
+    assert want[chosen] >= want.max() - 1e-3
+
+
 def test_penalties_look_at_the_latest_tokens_only() -> None:
     scores = np.array([2.0, 1.9, 0.0], np.float32)
     sampler = Sampler(Sampling(temperature=0, presence_penalty=1.0))
@@ -171,6 +228,7 @@ def test_scores_that_are_no_numbers(bad: list[float], temperature: float) -> Non
         *({"temperature": t} for t in (-0.1, 11.0, float("nan"))),
         *({"top_p": -1.0}, {"top_p": 1.5}, {"min_p": 2.0}, {"top_k": -1}),
         *({"repeat_penalty": 0.0}, {"presence_penalty": float("inf")}, {"seed": -2}),
+        *({"frequency_penalty": f} for f in (-10.1, 11.0, float("nan"))),
     ],
 )
 def test_values_out_of_range(wrong: dict[str, float]) -> None:
