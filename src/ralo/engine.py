@@ -7,6 +7,7 @@ and prompts are cut where it changes nothing (`STRETCH`). One thread drives the 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -33,6 +34,13 @@ class Busy(RaloError):
     def __init__(self, seconds: float) -> None:
         super().__init__("the server has as many requests as it can take: try again later")
         self.seconds = seconds
+
+
+class Closed(RaloError):
+    """Nothing is taken any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,11 @@ class Job:
     top: int | None = None  # log-probabilities of so many likeliest tokens
     cached: int = 0  # tokens of the prompt that were known already
     cancelled: bool = False
-    left: int = field(init=False)  # answers that are not finished
+    open: set[int] = field(init=False)  # answers that are not finished
     asked_s: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.left = len(self.requests)
+        self.open = set(range(len(self.requests)))
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -129,22 +137,26 @@ class Engine:
         self._made: Made = []
         self._change = threading.Condition()
         self._stop = False
+        self._passing = False  # a pass is under way, and jobs may be on their way from one list to the next
+        self._cache_bytes, self._weigh = 0, False  # and whether somebody asked
         self._seconds = 1.0  # that a job takes, about
         self._thread = threading.Thread(target=self._run, name="ralo-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Takes a job, or raises `Busy`. Its answers come through `deliver`."""
-        if len(job.requests) > self.texts:
-            raise RaloError(f"{len(job.requests)} answers are more than the {self.texts} texts that run at once")
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Takes all of them, or raises `Busy` or `Closed`. Answers come through `deliver`. Where nothing waits, jobs
+        that belong together may be more than the queue: later they would be no fewer."""
+        most = max(len(job.requests) for job in jobs)
+        if most > self.texts:
+            raise RaloError(f"{most} answers are more than the {self.texts} texts that run at once")
         with self._change:
             if self._stop:
-                raise RaloError("the server is shutting down")
-            if len(self._waiting) >= self.queue:
+                raise Closed
+            if self._waiting and len(self._waiting) + len(jobs) > self.queue:
                 raise Busy(self._seconds * (1 + len(self._waiting) / self.texts))
-            self._waiting.append(job)
+            self._waiting.extend(jobs)
             self._change.notify()
 
     def cancel(self, job: Job) -> None:
@@ -161,13 +173,27 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self._waiting or self._filling or self._running)
+        with self._change:
+            return not (self._passing or self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._filling or self._running)
 
     @property
     def cache_bytes(self) -> int:
-        """Of running texts, and of those that are kept."""
-        running = {id(t.turn.seq): t.turn.seq for t in list(self._running)}.values()
-        return self.prefixes.nbytes + sum(seq.nbytes for seq in running)
+        """Of running texts, and of those that are kept, after the latest pass: within one what modes remember of a text
+        is on the move."""
+        with self._change:
+            if self._passing:
+                self._weigh = True
+            else:
+                self._cache_bytes = self._weighed()
+            return self._cache_bytes
+
+    def _weighed(self) -> int:
+        self._weigh = False
+        return self.prefixes.nbytes + sum(answer.turn.seq.nbytes for answer in self._running)
 
     def stop(self) -> None:
         """Ends what is running, and the thread."""
@@ -179,18 +205,17 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._change:
-                while self.idle and not self._stop:
+                self._passing = False
+                if self._weigh:
+                    self._cache_bytes = self._weighed()
+                while not (self._has_work or self._stop):
                     self._change.wait()
                 if self._stop:
                     break
-            try:
-                self._pass()
-            except RaloError as error:
-                self._end_all(str(error))
-            except Exception as error:  # whatever it is, the next request must find a server
-                self._end_all(f"{type(error).__name__}: {error}")
+                self._passing = True
+            self._pass()
             self._hand_over()
-        self._end_all("")
+        self._end([*self._waiting, *(f.job for f in self._filling), *(a.job for a in self._running)])
         self._hand_over()
 
     def _pass(self) -> None:
@@ -198,7 +223,10 @@ class Engine:
         self._admit()
         self._fill()
         if self._running:
-            self._decode()
+            try:
+                self._decode()
+            except Exception as error:  # whatever it is, the next request must find a server
+                self._end([a.job for a in self._running], error)
 
     def _hand_over(self) -> None:
         if self._made:
@@ -219,8 +247,12 @@ class Engine:
             taken = len(self._running) + sum(len(f.job.requests) for f in self._filling)
             if taken + len(self._waiting[0].requests) > self.texts:
                 return
-            job = self._waiting[0]
-            seq, sure = self._known(job)
+            job = self._waiting[0]  # in one of the lists at any time: what is in none would never be answered
+            try:
+                seq, sure = self._known(job)
+            except Exception as error:  # no memory for it: its own trouble alone
+                self._end([job], error)
+                continue
             job.cached = len(seq)
             self._filling.append(_Filling(job, seq, sure))
             with self._change:
@@ -234,7 +266,11 @@ class Engine:
         """Pieces of prompts in turn: few tokens where answers wait for their next one."""
         size = room = STRETCH if self._running else PREFILL_CHUNK
         while self._filling and room > 0:
-            room -= self._fill_piece(self._filling[0], size)
+            filling = self._filling[0]
+            try:
+                room -= self._fill_piece(filling, size)
+            except Exception as error:  # this prompt's trouble alone
+                self._end([filling.job], error)
 
     def _fill_piece(self, filling: _Filling, size: int) -> int:
         """The prompt's next tokens; how many they were. It goes to the end of the line until it is complete.
@@ -245,12 +281,12 @@ class Engine:
         logits = self._runner(job).prefill(job.prompt[start:stop], seq)
         for request in job.requests:
             request.stats.prefill_s += time.perf_counter() - clock
-        if stop < len(job.prompt):
-            self._filling = [*self._filling[1:], filling]
-        else:
+        if stop == len(job.prompt):
             self.totals.prompt_tokens += len(job.prompt)
             self.totals.cached_tokens += job.cached
             self._begin(filling, logits)
+        else:
+            self._filling = [*self._filling[1:], filling]
         return stop - start
 
     def _begin(self, filling: _Filling, logits: F32) -> None:
@@ -325,8 +361,8 @@ class Engine:
         answer.turn.stats.finish = "error" if error else answer.turn.stats.finish
         rest = "" if error else answer.turn.rest()
         self._made.append((answer.job, Delta(answer.choice, text + rest, answer.turn.stats.finish, chosen, error)))
-        answer.job.left -= 1
-        if not answer.job.left:
+        answer.job.open.discard(answer.choice)
+        if not answer.job.open:
             self._seconds += 0.2 * (time.perf_counter() - answer.job.asked_s - self._seconds)
         if not error:
             self._keep(answer)
@@ -337,16 +373,26 @@ class Engine:
             seq.trim(len(seq))  # what modes remember of drafts that were not to be
             self.prefixes.keep(seq, answer.sure, answer.job.dense)
 
-    def _end_all(self, error: str) -> None:
-        """Every answer ends here: with an error, or cut short."""
+    def _end(self, jobs: list[Job], error: Exception | None = None) -> None:
+        """Every answer of these ends here: with an error, or cut short."""
         with self._change:
-            jobs = [*self._waiting, *(f.job for f in self._filling)]
-            self._waiting.clear()
-        finish = "error" if error else "cancelled"
+            self._waiting = deque(job for job in self._waiting if job not in jobs)
+        self._filling = [f for f in self._filling if f.job not in jobs]
+        self._running = [a for a in self._running if a.job not in jobs]
+        finish, told = ("error", _told(error)) if error else ("cancelled", "")
         for job in jobs:
-            self._made += [(job, Delta(i, "", finish, error=error)) for i in range(len(job.requests))]
-        self._made += [(a.job, Delta(a.choice, "", finish, error=error)) for a in self._running]
-        self._filling, self._running = [], []
+            self._made += [(job, Delta(i, "", finish, error=told)) for i in sorted(job.open)]
+            job.open.clear()
+
+
+def _told(error: Exception) -> str:
+    """What a client hears of it; what nobody foresaw is told the log alone."""
+    if isinstance(error, RaloError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory for this request"
+    logging.getLogger("ralo").error("an answer could not go on", exc_info=error)
+    return "something went wrong here; the server's log says what"
 
 
 def _chosen(token: int, logits: F32, top: int) -> Chosen:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
-from ralo.engine import Engine, Job
+from ralo.engine import Closed, Engine, Job
 from ralo.lm import LM
 from ralo.server import answers, errors
 from ralo.server.answers import Shape
@@ -86,9 +86,7 @@ class Service:
 
     async def answer(self, asked: Asked, request: Request) -> Response:
         if self.closing:
-            refusal = Refusal(503, "the server is shutting down", code="shutting_down")
-            refusal.headers["Retry-After"] = "5"
-            raise refusal
+            raise Closed
         clock = time.perf_counter()
         shape = Shape(isinstance(asked, ChatAsked), self.offer.model(asked.model), self.lm.tokenizer)
         channel = self.board.open(await self._jobs(asked, request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -60,8 +61,9 @@ class Switchboard:
         """Called by the engine's thread, once a pass. It waits until all is sent: the next pass needs every core, and a
         thread that loses its own in the middle of one holds up the others (benches/serve.py: a tenth more tokens)."""
         self._sent.clear()
-        self.loop.call_soon_threadsafe(self._deliver, made)
-        self._sent.wait(PATIENCE_S)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
+            self.loop.call_soon_threadsafe(self._deliver, made)
+            self._sent.wait(PATIENCE_S)
 
     def _deliver(self, made: Made) -> None:
         now = time.perf_counter()
@@ -79,14 +81,9 @@ class Switchboard:
 
     def open(self, jobs: list[Job]) -> Channel:
         """Hands jobs to the engine; all of them or none."""
-        channel = Channel(jobs)
-        for i, job in enumerate(jobs):
-            self._channels[job] = channel
-            try:
-                self.engine.submit(job)
-            except Exception:
-                self.close(Channel(jobs[: i + 1]))
-                raise
+        self.engine.submit(jobs)
+        channel = Channel(jobs)  # in time: what the engine makes comes through the loop, which is here now
+        self._channels |= dict.fromkeys(jobs, channel)
         return channel
 
     def close(self, channel: Channel) -> None:

@@ -11,9 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ralo.engine import Busy
+from ralo.engine import Busy, Closed
 from ralo.errors import RaloError
 
+RESTART_S = 5  # after which a server that is shutting down may be there again
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -49,12 +50,18 @@ def refuse(refusal: Refusal) -> Json:
 
 
 def refusal_of(error: RaloError) -> Refusal:
-    """Too much at once is worth trying again; anything else that was said of a request is the request's own fault."""
-    if not isinstance(error, Busy):
-        return Refusal(400, str(error))
-    busy = Refusal(429, str(error), code="queue_full")
-    busy.headers["Retry-After"] = str(math.ceil(min(max(error.seconds, 1), 600)))
-    return busy
+    """What is worth trying again says when; anything else that was said of a request is the request's own fault."""
+    if isinstance(error, Busy):
+        return later(429, error, "queue_full", error.seconds)
+    if isinstance(error, Closed):
+        return later(503, error, "shutting_down", RESTART_S)
+    return Refusal(400, str(error))
+
+
+def later(status: int, error: RaloError, code: str, seconds: float) -> Refusal:
+    refusal = Refusal(status, str(error), code=code)
+    refusal.headers["Retry-After"] = str(math.ceil(min(max(seconds, 1), 600)))
+    return refusal
 
 
 def first_problem(error: RequestValidationError) -> Refusal:
