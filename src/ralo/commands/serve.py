@@ -20,6 +20,8 @@ from ralo.server.options import ServeOptions
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+STALLED_S = 60.0  # after which a client that takes nothing of what is sent to it has gone
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadOptions, ServeOptions)
@@ -51,6 +53,8 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # where it is not known the system's own, longer one ends them
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * STALLED_S))
     try:
         sock.bind((host, port))
         sock.listen(512)  # clients that come while the model is loaded wait for it

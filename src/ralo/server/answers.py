@@ -111,7 +111,7 @@ def usage(jobs: list[Job]) -> dict[str, Any]:
 
 
 async def whole(channel: Channel, shape: Shape) -> dict[str, Any]:
-    answers = [Answer() for _ in range(channel.left)]
+    answers = [Answer() for _ in range(channel.count)]
     async for deltas in channel.deltas():
         for delta in deltas:
             if delta.error:
@@ -124,7 +124,7 @@ async def whole(channel: Channel, shape: Shape) -> dict[str, Any]:
 async def events(channel: Channel, shape: Shape, with_usage: bool) -> AsyncIterator[str]:
     """Server-sent events: what came in one pass is sent in one piece."""
     extra = {"usage": None} if with_usage else {}
-    sent = [0] * channel.left  # characters
+    sent = [0] * channel.count  # characters
     if shape.chat:
         yield "".join(_event(shape.body(True, [shape.opening(i)]) | extra) for i in range(len(sent)))
     async for deltas in channel.deltas():

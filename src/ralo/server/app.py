@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ralo.engine import Closed, Engine, Job
 from ralo.lm import LM
@@ -92,28 +93,34 @@ class Service:
         channel = self.board.open(await self._jobs(asked, request))
         if asked.stream:
             with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-            stream = self._closing(answers.events(channel, shape, with_usage), channel, clock)
-            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+            return Events(answers.events(channel, shape, with_usage), lambda: self._close(channel, clock))
         try:
             return Json(await unless_gone(answers.whole(channel, shape), request))
         finally:
             self._close(channel, clock)
 
     async def _jobs(self, asked: Asked, request: Request) -> list[Job]:
-        if int(request.headers.get("content-length") or LONG + 1) > LONG:
+        if len(await request.body()) > LONG:  # it is there already: the headers may say anything
             return await asyncio.to_thread(self.offer.jobs, asked)
         return self.offer.jobs(asked)
-
-    async def _closing(self, stream: AsyncIterator[str], channel: Channel, clock: float) -> AsyncIterator[str]:
-        try:
-            async for events in stream:
-                yield events
-        finally:  # also where the client has gone
-            self._close(channel, clock)
 
     def _close(self, channel: Channel, clock: float) -> None:
         self.board.close(channel)
         self.watch.request_s.observe(time.perf_counter() - clock)
+
+
+class Events(StreamingResponse):
+    """A stream of events that says when it is over: sent, broken off by the client, or never begun."""
+
+    def __init__(self, events: AsyncIterator[str], over: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._over()
 
 
 async def unless_gone(work: Awaitable[T], request: Request) -> T:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ralo.engine import Delta, Engine, Job, Made
 
 PATIENCE_S = 0.02  # that the engine waits for the event loop at most
+MOST_UNREAD = 1 << 14  # tokens that are kept for a client that does not read
 
 
 @dataclass(eq=False)
@@ -19,7 +20,8 @@ class Channel:
     """The answers to one request, which may have several prompts; choices are numbered through."""
 
     jobs: list[Job]
-    left: int = field(init=False)
+    count: int = field(init=False)  # answers
+    _open: set[int] = field(init=False)  # those that are not finished
     _new: list[Delta] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _offsets: dict[Job, int] = field(default_factory=dict)
@@ -29,20 +31,28 @@ class Channel:
         for job in self.jobs:
             self._offsets[job] = at
             at += len(job.requests)
-        self.left = at
+        self.count, self._open = at, set(range(at))
 
     def put(self, job: Job, delta: Delta) -> None:
         choice = self._offsets[job] + delta.choice
         self._new.append(Delta(choice, delta.text, delta.finish, delta.chosen, delta.error))
         self._wake.set()
 
+    @property
+    def overrun(self) -> bool:
+        return len(self._new) > MOST_UNREAD
+
+    def give_up(self) -> None:
+        """What was not read is dropped, and its reader told so."""
+        self._new = [Delta(i, "", "error", error="too much of this answer was not read") for i in sorted(self._open)]
+
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What came since the last time, until every answer is finished."""
-        while self.left:
+        while self._open:
             await self._wake.wait()
             self._wake.clear()
             new, self._new = self._new, []
-            self.left -= sum(bool(delta.finish) for delta in new)
+            self._open -= {delta.choice for delta in new if delta.finish}
             yield new
 
 
@@ -67,15 +77,18 @@ class Switchboard:
 
     def _deliver(self, made: Made) -> None:
         now = time.perf_counter()
-        for job in dict.fromkeys(job for job, _ in made):
+        for job in dict.fromkeys(job for job, _ in made if job in self._channels):
             if job in self._latest:
                 self._between_s(now - self._latest[job])
-            elif job in self._channels:
+            else:
                 self._first_s(now - job.asked_s)
             self._latest[job] = now
         for job, delta in made:
             if channel := self._channels.get(job):
                 channel.put(job, delta)
+                if channel.overrun:
+                    channel.give_up()
+                    self.close(channel)
         # The channels' readers wake in the loop's next round and write in the one after.
         self.loop.call_soon(self.loop.call_soon, self.loop.call_soon, self._sent.set)
 
