@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import uvicorn  # noqa: F401
 
+        from ralo.server import protocol  # noqa: F401
         from ralo.server.app import create_app
     except ImportError as error:
         if error.name and error.name.startswith("ralo"):
@@ -67,6 +68,8 @@ def _listen(host: str, port: int) -> socket.socket:
 def _serve(app: FastAPI, sock: socket.socket) -> None:
     import uvicorn
 
+    from ralo.server.protocol import Protocol
+
     class Server(uvicorn.Server):
         """The first signal lets answers finish, the second ends them."""
 
@@ -82,6 +85,7 @@ def _serve(app: FastAPI, sock: socket.socket) -> None:
             await app.state.service.drain()
             self.should_exit = True
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, backlog=512)
+    config = uvicorn.Config(app, http=Protocol, ws="none", log_level="error", access_log=False, backlog=512)
+    config.timeout_graceful_shutdown = 5
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     Server(config).run(sockets=[sock])

@@ -21,7 +21,7 @@ from ralo.server.asked import Offer
 from ralo.server.channel import Channel, Switchboard
 from ralo.server.docs import docs_page
 from ralo.server.errors import Json, Refusal
-from ralo.server.limits import LOOPBACK, Limits
+from ralo.server.limits import Limits, known_hosts
 from ralo.server.options import ServeOptions
 from ralo.server.schema import Asked, ChatAsked, CompletionAsked, Error
 from ralo.server.watch import Watch
@@ -161,9 +161,7 @@ def create_app(lm: LM, options: ServeOptions | None = None) -> FastAPI:
     errors.install(app)
     add_routes(app, service)
     add_pages(app)
-    known = frozenset(name.strip() for name in options.allow_host.split(",") if name.strip())
-    loopback = options.host in LOOPBACK and "*" not in known
-    app.add_middleware(Limits, api_key=options.api_key, hosts=known | set(LOOPBACK) if loopback else frozenset())
+    app.add_middleware(Limits, api_key=options.api_key, hosts=known_hosts(options.host, options.allow_host))
     count_requests(app, service)
     return app
 

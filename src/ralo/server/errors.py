@@ -69,6 +69,8 @@ def first_problem(error: RequestValidationError) -> Refusal:
     place = [str(part) for part in problem["loc"] if part != "body"]
     if problem["type"] == "json_invalid":
         return Refusal(400, "the body is not JSON", code="invalid_json")
+    if not place and problem["type"] in ("missing", "model_attributes_type"):
+        return Refusal(400, "the body must be a JSON object, and its Content-Type application/json")
     message = problem["msg"].removeprefix("Value error, ")
     name = place[0] if place else None
     return Refusal(400, f"{name}: {message}" if name and not message.startswith(name) else message, param=name)

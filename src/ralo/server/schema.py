@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 MOST_ANSWERS = 16
 MOST_PROMPTS = 64
@@ -34,6 +42,20 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
 Text = Annotated[str, StringConstraints(max_length=4 << 20)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+# The first problem is told: a million wrong items are not looked at one by one.
+Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+Lists = Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+
+
+def _kind(prompt: Any) -> str | None:
+    """Which of its forms a prompt has."""
+    if isinstance(prompt, str):
+        return "text"
+    if not isinstance(prompt, list):
+        return None
+    first = prompt[0] if prompt else 0
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
 
 
 class StreamOptions(BaseModel):
@@ -55,7 +77,7 @@ class Asked(BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=1024)] | None = None
@@ -78,12 +100,17 @@ class Asked(BaseModel):
 class CompletionAsked(Asked):
     """POST /v1/completions"""
 
-    prompt: (
-        Text
-        | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
-    )
+    prompt: Annotated[
+        Annotated[Text, Tag("text")]
+        | Annotated[Texts, Tag("texts")]
+        | Annotated[Tokens, Tag("tokens")]
+        | Annotated[Lists, Tag("lists")],
+        Discriminator(
+            _kind,
+            custom_error_type="prompt_kind",
+            custom_error_message="must be a text, a list of texts, a list of tokens, or a list of lists of tokens",
+        ),
+    ]
     max_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="[16]")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
@@ -103,7 +130,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     def plain(self) -> dict[str, str]:
@@ -116,7 +143,7 @@ class Message(BaseModel):
 class ChatAsked(Asked):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
     max_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="[as many as fit]")
     max_completion_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     logprobs: bool | None = None
