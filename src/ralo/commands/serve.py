@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import signal
 import socket
 import sys
+import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 STALLED_S = 60.0  # after which a client that takes nothing of what is sent to it has gone
+LAST_S = 5.0  # that clients have to read the ends of their answers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +42,21 @@ def run(args: argparse.Namespace) -> int:
         if error.name and error.name.startswith("ralo"):
             raise
         raise RaloError("serving needs some more packages: pip install 'ralo[serve]'") from None
-    sock = _listen(options.host, options.port)  # before the model is loaded: a port that is taken is said at once
-    lm = open_model(model, setup)
-    app = create_app(lm, options)
-    host, port = sock.getsockname()[:2]
-    where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    names = ", ".join(app.state.service.offer.names)
-    print(f"ralo serve: {names} at {where}/ (API at {where}/v1, Ctrl-C ends)", file=sys.stderr, flush=True)
-    _serve(app, sock)
+    with _listen(options.host, options.port) as sock:  # before any work: a port that is taken is said at once
+        lm = open_model(model, setup)
+        app = create_app(lm, options)
+        host, port = sock.getsockname()[:2]
+        where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        names = ", ".join(app.state.service.offer.names)
+        print(f"ralo serve: {names} at {where}/ (API at {where}/v1, Ctrl-C ends)", file=sys.stderr, flush=True)
+        _serve(app, sock)
     return 0
 
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not host:
+        raise RaloError("--host is empty: 0.0.0.0 listens at every address of this machine")
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # where it is not known the system's own, longer one ends them
@@ -59,7 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         sock.bind((host, port))
         sock.listen(512)  # clients that come while the model is loaded wait for it
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that cannot be one
         sock.close()
         raise RaloError(f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
     return sock
@@ -75,17 +80,26 @@ def _serve(app: FastAPI, sock: socket.socket) -> None:
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             service = app.state.service
-            if service.closing or not self.started:
-                self.should_exit = self.force_exit = True
+            if not self.started:
+                self.should_exit = True
+            elif service.closing:
+                service.hurried = True
             else:
                 service.closing = True
                 asyncio.run_coroutine_threadsafe(self._drain(), service.board.loop)
 
         async def _drain(self) -> None:
-            await app.state.service.drain()
+            service = app.state.service
+            await service.drain()
+            logging.getLogger("uvicorn.error").disabled = True  # what is left now is cut off on purpose
             self.should_exit = True
+            until = time.perf_counter() + LAST_S
+            while not service.hurried and time.perf_counter() < until:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)  # for the ends of streams to be sent
+            self.force_exit = True
 
     config = uvicorn.Config(app, http=Protocol, ws="none", log_level="error", access_log=False, backlog=512)
-    config.timeout_graceful_shutdown = 5
+    config.timeout_graceful_shutdown = int(LAST_S) + 1  # where that did not end it
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     Server(config).run(sockets=[sock])

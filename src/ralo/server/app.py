@@ -60,7 +60,7 @@ class Service:
         self.engine: Engine
         self.watch: Watch
         self.board: Switchboard
-        self.closing = False
+        self.closing = self.hurried = False
         self.started = int(time.time())
         lm.tokenizer  # noqa: B018 (opened now, so that a bad one is said before a port is taken)
 
@@ -78,10 +78,10 @@ class Service:
             await asyncio.to_thread(self.engine.stop)
 
     async def drain(self) -> None:
-        """Nothing new is taken; what is under way has some time to finish."""
+        """Nothing new is taken; what is under way has some time to finish, unless someone is in a hurry."""
         self.closing = True
         until = time.perf_counter() + self.options.drain_s
-        while not self.engine.idle and time.perf_counter() < until:
+        while not (self.engine.idle or self.hurried) and time.perf_counter() < until:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(self.engine.stop)
 
