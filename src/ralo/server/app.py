@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ralo.engine import Closed, Engine, Job
@@ -23,6 +23,7 @@ from ralo.server.docs import docs_page
 from ralo.server.errors import Json, Refusal
 from ralo.server.limits import Limits, known_hosts
 from ralo.server.options import ServeOptions
+from ralo.server.replies import ChatCompletion, Completion, Health, Live, ModelCard, Models, streamed
 from ralo.server.schema import Asked, ChatAsked, CompletionAsked, Error
 from ralo.server.watch import Watch
 from ralo.version import __version__
@@ -37,13 +38,16 @@ PAGES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'", "Cache-Control": "no-cache"}
-REFUSALS: dict[int | str, dict[str, Any]] = {
+Responses = dict[int | str, dict[str, Any]]
+REFUSED: Responses = {"4XX": {"model": Error, "description": "refused, and why"}}
+REFUSALS: Responses = REFUSED | {
     code: {"model": Error, "description": what}
     for code, what in {
         400: "something is wrong with the request",
         401: "the API key is missing or wrong",
         403: "another host's name, or another site's page",
         404: "no such model",
+        408: "the body did not come in time",
         413: "the body is too large",
         429: "too many requests wait already",
         503: "the server is shutting down",
@@ -167,37 +171,40 @@ def create_app(lm: LM, options: ServeOptions | None = None) -> FastAPI:
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", responses=REFUSALS)
+    @app.post("/v1/completions", responses={200: streamed(Completion), **REFUSALS})
     async def completions(asked: CompletionAsked, request: Request) -> Response:
         """Goes on from one prompt or several, whole or as a stream of events."""
         return await service.answer(asked, request)
 
-    @app.post("/v1/chat/completions", responses=REFUSALS)
+    @app.post("/v1/chat/completions", responses={200: streamed(ChatCompletion), **REFUSALS})
     async def chat_completions(asked: ChatAsked, request: Request) -> Response:
         """The next message of a chat, by the model's own template, whole or as a stream of events."""
         return await service.answer(asked, request)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses={200: {"model": Models}, **REFUSED})
     async def models() -> Response:
         """The loaded model and, where it has modes, the same one without them (NAME:dense)."""
         return Json({"object": "list", "data": [model_card(service, name) for name in service.offer.names]})
 
-    @app.get("/v1/models/{model:path}", responses={404: REFUSALS[404]})
+    @app.get("/v1/models/{model:path}", responses={200: {"model": ModelCard}, **REFUSED})
     async def model(model: str) -> Response:
         """One of them."""
         return Json(model_card(service, service.offer.model(model)))
 
-    @app.get("/health")
+    @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}, **REFUSED})
     async def health() -> Response:
         """Whether requests are taken: 200, or 503 while the server shuts down."""
         return Json({"status": "closing" if service.closing else "ok"}, 503 if service.closing else 200)
 
-    @app.get("/metrics")
+    refused = {"schema": {"$ref": "#/components/schemas/Error"}}  # JSON here too, though the metrics are not
+    plain: Responses = {"4XX": {"description": "refused, and why", "content": {"application/json": refused}}}
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=plain)
     async def metrics() -> Response:
         """Everything that is counted, in Prometheus' text form."""
         return Response(service.watch.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/live")
+    @app.get("/live", responses={200: {"model": Live}, **REFUSED})
     async def live() -> Response:
         """Figures of the last seconds, as the page shows them."""
         return Json(service.watch.live())
