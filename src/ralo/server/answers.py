@@ -14,6 +14,7 @@ from ralo.server.errors import Refusal, dumps, error_body
 from ralo.tokenizer import Tokenizer
 from ralo.version import __version__
 
+LEAST_LOGPROB = -9999.0  # as OpenAI's: JSON has no infinity
 FINISH = {"eos": "stop", "stop": "stop"}  # every other end is one before its time: "length"
 
 
@@ -81,10 +82,14 @@ class Shape:
             return {"content": [self._chat_token(c) for c in answer.chosen], "refusal": None}
         return {
             "tokens": [self._token(c.token) for c in answer.chosen],
-            "token_logprobs": [c.logprob for c in answer.chosen],
-            "top_logprobs": [{self._token(t): p for t, p in c.top} for c in answer.chosen],
+            "token_logprobs": [_number(c.logprob) for c in answer.chosen],
+            "top_logprobs": [self._top(c) for c in answer.chosen],
             "text_offset": answer.offsets,
         }
+
+    def _top(self, chosen: Chosen) -> dict[str, float]:
+        """Of tokens that look alike, such as halves of characters, the likeliest."""
+        return {self._token(token): _number(logprob) for token, logprob in reversed(chosen.top)}
 
     def _chat_token(self, chosen: Chosen) -> dict[str, Any]:
         top = [self._scored(token, logprob) for token, logprob in chosen.top]
@@ -92,10 +97,14 @@ class Shape:
 
     def _scored(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._token(token)
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode("utf-8", "replace"))}
+        return {"token": text, "logprob": _number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
     def _token(self, token: int) -> str:
         return self.tokenizer.decode([token]) or self.tokenizer.piece(token) or ""
+
+
+def _number(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
 
 
 def usage(jobs: list[Job]) -> dict[str, Any]:
