@@ -35,7 +35,8 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert out.startswith(f"usage: ralo {name} [-h]") and "RALO_QUANT=int4 is --quant int4" in out
     words = (import_module(f"ralo.commands.{name}").__doc__ or "?").split()
     assert " ".join(words) in " ".join(out.split())
-    assert ("--model PACK" in out if name == "heal" else "--model MODEL" in out and "[mini]" in out) and "--json" in out
+    assert "--model PACK" in out if name == "heal" else "--model MODEL" in out and "[mini]" in out
+    assert "--json" in out or name == "serve"  # which has no last line
 
 
 def test_help_and_version_as_a_user_runs_them() -> None:
