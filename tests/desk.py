@@ -12,8 +12,9 @@ from tiny import write_hf
 
 import ralo
 from ralo.compose import compose
-from ralo.engine import Delta, Engine, Job, Made
+from ralo.engine import Engine
 from ralo.guard import GuardOptions
+from ralo.jobs import Delta, Job, Made
 from ralo.lm import LM
 from ralo.modes.base import Mode
 from ralo.plan import Setup
@@ -79,7 +80,7 @@ class Desk:
         options = {"temperature": 0} | options
         seeds = [{"seed": options["seed"] + i} if "seed" in options else {} for i in range(n)]
         job = Job([self.lm.request(prompt, tokens, **options | seed) for seed in seeds], dense, top)
-        self.engine.submit(job)
+        self.engine.submit([job])
         return job
 
     def passes(self, count: int = 1) -> list[Delta]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny import write_hf
 
 import ralo
-from ralo.engine import Job, _chosen
+from ralo.jobs import Job, chosen_of
 from ralo.lm import LM
 from ralo.model import FEW, STRETCH
 
@@ -65,7 +65,7 @@ def test_all_at_once(directory: Path, quant: str, kv: str) -> None:
     desk.finish()
     for job, prompt in zip(jobs, PROMPTS, strict=True):
         assert desk.answer(job) == alone(lm, prompt), len(prompt)
-        assert job.cached == 0 and job.left == 0 and job.requests[0].stats.prompt_tokens == len(prompt)
+        assert job.cached == 0 and not job.open and job.requests[0].stats.prompt_tokens == len(prompt)
     assert desk.engine.totals.prompt_tokens == sum(LENGTHS)
     assert desk.engine.totals.new_tokens == sum(len(desk.answer(job)[0]) for job in jobs)
 
@@ -130,7 +130,7 @@ def test_several_answers_to_one_prompt(endless: LM, desk: Desk) -> None:
     desk.finish()
     found = [desk.answer(job, i) for i in range(5)]
     assert found == [alone(endless, PROMPTS[4], seed=40 + i, temperature=1.0) for i in range(5)]
-    assert len({tuple(tokens) for tokens, _, _ in found}) == 5 and job.left == 0
+    assert len({tuple(tokens) for tokens, _, _ in found}) == 5 and not job.open
     assert desk.answer(other) == alone(endless, PROMPTS[2])
     assert desk.engine.totals.prompt_tokens == len(PROMPTS[4]) + len(PROMPTS[2])  # the prompt ran once
 
@@ -282,7 +282,7 @@ def test_log_probabilities_are_of_the_models_own_scores(desk: Desk, endless: LM)
 def test_log_probabilities_of_a_large_vocabulary(top: int) -> None:
     """Best first, whatever the order of the tokens is."""
     scores = np.random.default_rng(2).normal(0, 3, 5000).astype(np.float32)
-    found = _chosen(7, scores, top)
+    found = chosen_of(7, scores, top)
     wide = scores.astype(np.float64)
     logp = wide - np.log(np.exp(wide).sum())
     assert [token for token, _ in found.top] == np.argsort(-scores, kind="stable")[:top].tolist()
@@ -292,7 +292,7 @@ def test_log_probabilities_of_a_large_vocabulary(top: int) -> None:
 
 def test_without_log_probabilities_there_are_none(desk: Desk, endless: LM) -> None:
     job = Job([endless.request(PROMPTS[2], 5, temperature=0)])
-    desk.engine.submit(job)
+    desk.engine.submit([job])
     desk.finish()
     assert [delta.chosen for delta in desk.deltas(job)] == [None] * 5
 

@@ -16,8 +16,9 @@ from tiny import write_hf
 import ralo
 from ralo import RaloError
 from ralo import engine as engine_file
-from ralo.engine import Busy, Engine, Job
+from ralo.engine import Engine
 from ralo.generate import Request
+from ralo.jobs import Busy, Job
 from ralo.lm import LM
 from ralo.model import FEW, PREFILL_CHUNK, STRETCH, Model
 from ralo.sequence import Sequence as TextState
@@ -226,11 +227,11 @@ def test_an_error_ends_what_is_there_and_the_next_is_served(
         jobs = [Job([_request(prompt, 5)], top=0) for prompt in (PROMPTS[2], PROMPTS[1], PROMPTS[3])]
         jobs.append(Job([_request(PROMPTS[4], 5)] * 2, top=0))
         for job in jobs:
-            desk.engine.submit(job)
+            desk.engine.submit([job])
         desk.engine.start()
         ready.set()
         desk.wait(jobs)
-    said = str(error) if isinstance(error, RaloError) else "ZeroDivisionError: oh"
+    said = str(error) if isinstance(error, RaloError) else "something went wrong here; the server's log says what"
     for job in jobs:
         last = [delta for delta in desk.deltas(job) if delta.finish]
         assert sorted(delta.choice for delta in last) == list(range(len(job.requests)))
@@ -259,7 +260,7 @@ def test_scores_that_are_no_numbers_end_their_own_text_alone(tmp_path: Path) -> 
     job = desk.ask([*PROMPTS[5], bad])
     desk.finish()
     [delta] = desk.deltas(job)
-    assert delta.finish == "error" and "damaged" in delta.error and job.left == 0
+    assert delta.finish == "error" and "damaged" in delta.error and not job.open
     assert [desk.answer(one) for one in good] == [alone(lm, PROMPTS[i]) for i in (2, 4)]
     again = desk.ask([*PROMPTS[5], bad])  # nothing of it is kept
     desk.finish()

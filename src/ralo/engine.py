@@ -12,75 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralo.errors import RaloError
-from ralo.generate import Request, Turn
+from ralo.generate import Turn
+from ralo.jobs import Busy, Chosen, Closed, Delta, Job, Made, chosen_of
 from ralo.lm import LM
 from ralo.model import PREFILL_CHUNK, STRETCH, Dense, Runner, pieces
 from ralo.prefixes import Prefixes
-from ralo.quality import log_probs
 from ralo.sequence import Sequence as TextState
 
 F32 = NDArray[np.float32]
-
-
-class Busy(RaloError):
-    """No room for one more: try again after so many seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__("the server has as many requests as it can take: try again later")
-        self.seconds = seconds
-
-
-class Closed(RaloError):
-    """Nothing is taken any more."""
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down")
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A token's log-probability and the likeliest ones', best first, of the scores before sampling's limits."""
-
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one pass added to one answer. `finish`: length, stop, eos, context, cancelled, or "" while it goes on."""
-
-    choice: int
-    text: str
-    finish: str = ""
-    chosen: Chosen | None = None
-    error: str = ""  # why it could not go on
-
-
-@dataclass(eq=False)
-class Job:
-    """One prompt and the answers wanted of it, which differ in their random numbers."""
-
-    requests: Sequence[Request]
-    dense: bool = False  # leave the modes aside
-    top: int | None = None  # log-probabilities of so many likeliest tokens
-    cached: int = 0  # tokens of the prompt that were known already
-    cancelled: bool = False
-    open: set[int] = field(init=False)  # answers that are not finished
-    asked_s: float = field(default_factory=time.perf_counter)
-
-    def __post_init__(self) -> None:
-        self.open = set(range(len(self.requests)))
-
-    @property
-    def prompt(self) -> Sequence[int]:
-        return self.requests[0].prompt
 
 
 @dataclass(eq=False)
@@ -102,9 +47,6 @@ class _Running:
     sure: int
     runner: Runner | None = None  # of its own, where texts cannot go together
     token: int = -1  # to run next
-
-
-Made = list[tuple[Job, Delta]]
 
 
 @dataclass
@@ -231,7 +173,10 @@ class Engine:
     def _hand_over(self) -> None:
         if self._made:
             made, self._made = self._made, []
-            self.deliver(made)
+            try:
+                self.deliver(made)
+            except Exception:  # whoever was to have it: the others go on
+                logging.getLogger("ralo").exception("answers could not be handed over")
 
     def _drop_cancelled(self) -> None:
         with self._change:
@@ -344,11 +289,11 @@ class Engine:
         turn = answer.turn
         try:
             answer.token = turn.choose(logits)
+            piece = turn.take(answer.token)
         except RaloError as error:  # scores that are not numbers: this text's trouble alone
             self._finish(answer, "", error=str(error))
             return
-        chosen = _chosen(answer.token, logits, answer.job.top) if answer.job.top is not None else None
-        piece = turn.take(answer.token)
+        chosen = chosen_of(answer.token, logits, answer.job.top) if answer.job.top is not None else None
         self.totals.new_tokens += piece is not None
         text = piece.text if piece else ""
         if turn.done:
@@ -393,10 +338,3 @@ def _told(error: Exception) -> str:
         return "not enough memory for this request"
     logging.getLogger("ralo").error("an answer could not go on", exc_info=error)
     return "something went wrong here; the server's log says what"
-
-
-def _chosen(token: int, logits: F32, top: int) -> Chosen:
-    logp = log_probs(logits[None])[0]
-    best = np.argpartition(-logp, min(top, len(logp) - 1))[:top]
-    best = best[np.argsort(-logp[best], kind="stable")]
-    return Chosen(token, float(logp[token]), [(int(i), float(logp[i])) for i in best])

@@ -9,8 +9,9 @@ import pytest
 from serving import inside, refused, soon
 
 from ralo import LM
-from ralo.engine import Closed, Engine, Job, Made
+from ralo.engine import Engine
 from ralo.errors import RaloError
+from ralo.jobs import Closed, Job, Made
 
 COMPLETIONS = "/v1/completions"
 ENDLESS: dict[str, Any] = {"prompt": "the house", "max_tokens": 1 << 14, "temperature": 0}

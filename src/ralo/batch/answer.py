@@ -8,9 +8,10 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from ralo.batch.lines import Answer, Question
-from ralo.engine import Engine, Job, Made
+from ralo.engine import Engine
 from ralo.errors import RaloError
 from ralo.generate import Request
+from ralo.jobs import Job, Made
 from ralo.lm import LM
 from ralo.prefixes import Prefixes
 
@@ -64,7 +65,7 @@ class Answers:
             ready.put(Answer(question.id, question.sampling.seed, error=str(error)))
             return
         self._open[job] = _Open(question, ready)
-        self._engine.submit(job)
+        self._engine.submit([job])
 
     def _request(self, q: Question) -> Request:
         prompt = self.lm.tokenizer.talk(q.messages) if q.messages else self.lm.encode(q.prompt)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ralo.engine import Chosen, Delta, Job
+from ralo.jobs import Chosen, Delta, Job
 from ralo.server.channel import Channel
 from ralo.server.errors import Refusal, dumps, error_body
 from ralo.tokenizer import Tokenizer

@@ -13,7 +13,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ralo.engine import Closed, Engine, Job
+from ralo.engine import Engine
+from ralo.jobs import Closed, Job
 from ralo.lm import LM
 from ralo.server import answers, errors
 from ralo.server.answers import Shape

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ralo.engine import Job
 from ralo.errors import RaloError
+from ralo.jobs import Job
 from ralo.lm import LM
 from ralo.sampling import Sampling
 from ralo.server.errors import Refusal

@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from ralo.engine import Delta, Engine, Job, Made
+from ralo.engine import Engine
+from ralo.jobs import Delta, Job, Made
 
 PATIENCE_S = 0.02  # that the engine waits for the event loop at most
 MOST_UNREAD = 1 << 14  # tokens that are kept for a client that does not read

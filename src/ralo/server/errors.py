@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ralo.engine import Busy, Closed
 from ralo.errors import RaloError
+from ralo.jobs import Busy, Closed
 
 RESTART_S = 5  # after which a server that is shutting down may be there again
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
