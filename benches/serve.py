@@ -3,7 +3,7 @@
 A server in a process of its own, clients in another. Rounds of both kinds take turns. Every greedy answer must be the
 one that the same prompt gives alone.
 Leaves out: the network.
-Run: python benches/serve.py [-m mini] [--clients 32] [--seconds 20] [--rounds 3] [--tokens 64] [-- flags of ralo serve]
+Run: python benches/serve.py [-m mini] [--clients 32] [--seconds 20] [--rounds 3] [--tokens 128] [-- flags of ralo serve]
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def some_prompts(count: int) -> list[str]:
     words = texts.read("held_out").split()
     pick = random.Random(0)
     starts = [pick.randrange(len(words) - 100) for _ in range(count)]
-    return [" ".join(words[s : s + pick.randint(5, 60)]) for s in starts]
+    return [" ".join(words[s : s + pick.randint(5, 20)]) for s in starts]
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
     command = [sys.executable, "-m", "ralo", "serve", "-m", args.model, "--port", "0", *args.flags]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pairwise import pairwise
@@ -70,6 +70,7 @@ def test_the_trained_model_predicts_as_well(quant: str) -> None:
 
 
 @given(start=st.integers(0, 3000), more=st.integers(0, 3000), size=st.sampled_from([1, 2, 7, STRETCH, PREFILL_CHUNK]))
+@settings(deadline=None)
 def test_pieces(start: int, more: int, size: int) -> None:
     stop, found = start + more, pieces(start, start + more, size)
     assert [a for piece in found for a in range(*piece)] == list(range(start, stop))  # all of it, in order

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -192,6 +192,7 @@ small = st.floats(-2, 2, width=32)
     presence=small,
     frequency=small,
 )
+@settings(deadline=None)
 def test_penalties_are_as_defined(
     scores: list[float], recent: list[int], repeat: float, presence: float, frequency: float
 ) -> None:

@@ -74,6 +74,6 @@ Made = list[tuple[Job, Delta]]
 
 def chosen_of(token: int, logits: NDArray[np.float32], top: int) -> Chosen:
     logp = log_probs(logits[None])[0]
-    best = np.argpartition(-logp, min(top, len(logp) - 1))[:top]
-    best = best[np.argsort(-logp[best], kind="stable")]
+    best = np.sort(np.argpartition(-logits, min(top, len(logits) - 1))[:top])
+    best = best[np.argsort(-logits[best], kind="stable")]
     return Chosen(token, float(logp[token]), [(int(i), float(logp[i])) for i in best])

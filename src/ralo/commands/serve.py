@@ -64,7 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         sock.bind((host, port))
         sock.listen(512)  # clients that come while the model is loaded wait for it
-    except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that cannot be one
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:  # the last two: a name that cannot be one
         sock.close()
         raise RaloError(f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
     return sock
