@@ -3,7 +3,7 @@
 A server in a process of its own, clients in another. Rounds of both kinds take turns. Every greedy answer must be the
 one that the same prompt gives alone.
 Leaves out: the network.
-Run: python benches/serve.py [-m mini] [--clients 32] [--seconds 20] [--rounds 3] [--tokens 128] [-- flags of ralo serve]
+Run: python benches/serve.py [-m mini] [--clients 32] [--seconds 20] [--rounds 3] [--tokens 128] [-- flags of serve]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,10 +38,16 @@ class Seen:
     errors: list[str] = field(default_factory=list)
 
 
+def length_of(prompt: str, tokens: int) -> int:
+    """Half as many to half as many again: were all answers equally long, all clients would ask again at once."""
+    return tokens // 2 + zlib.crc32(prompt.encode()) % tokens
+
+
 async def ask(port: int, prompt: str, tokens: int, seen: Seen) -> None:
     """One streaming request, read as it comes."""
-    body = json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}).encode()
-    clock, latest, text, count = time.perf_counter(), 0.0, "", 0
+    asked = {"prompt": prompt, "max_tokens": length_of(prompt, tokens), "temperature": 0}
+    body = json.dumps(asked | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    clock, latest, text, count, made = time.perf_counter(), 0.0, "", 0, 0
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -56,13 +63,14 @@ async def ask(port: int, prompt: str, tokens: int, seen: Seen) -> None:
             else:
                 seen.between_s.append(now - latest)
             latest, count = now, count + 1
-            choice = json.loads(line[6:])["choices"][0]
-            text += choice["text"]
+            event = json.loads(line[6:])
+            text += "".join(choice["text"] for choice in event["choices"])
+            made = event["usage"]["completion_tokens"] if event["usage"] else 0
         writer.close()
     except (OSError, KeyError, json.JSONDecodeError) as error:
         seen.errors.append(f"{type(error).__name__}: {error}")
         return
-    seen.tokens += tokens
+    seen.tokens += made
     seen.answers.setdefault(prompt, set()).add(text)
 
 

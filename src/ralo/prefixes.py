@@ -19,7 +19,8 @@ class _Kept:
     tokens: NDArray[np.int64]
     seq: TextState
     sure: int  # tokens whose keys and values are those of a prompt; of later ones those of decoding
-    dense: bool
+    kind: tuple[int, ...]  # what a text must have in common with it to be worth a look
+    nbytes: int
 
 
 class Prefixes:
@@ -36,14 +37,14 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        return sum(kept.seq.nbytes for kept in list(self._kept))
+        return sum(kept.nbytes for kept in list(self._kept))
 
     def find(self, prompt: Sequence[int], dense: bool) -> tuple[TextState, int] | None:
         """A copy of the longest known beginning, and how many of the prompt's tokens will be as alone."""
-        tokens = np.asarray(prompt, np.int64)
+        tokens, kind = np.asarray(prompt, np.int64), _kind(prompt, dense)
         found, best = None, LEAST - 1
         for kept in self._kept:
-            usable = _usable(kept, tokens, self.answers) if kept.dense == dense else 0
+            usable = _usable(kept, tokens, self.answers) if kept.kind == kind else 0
             if usable > best:
                 found, best = kept, usable
         if found is None:
@@ -54,13 +55,18 @@ class Prefixes:
 
     def keep(self, seq: TextState, sure: int, dense: bool) -> None:
         """A text that is not run any more. One that it continues is not needed beside it."""
-        if len(seq) < LEAST or seq.nbytes > self.room:
+        nbytes = seq.nbytes
+        if len(seq) < LEAST or nbytes > self.room:
             return
-        new = _Kept(np.asarray(seq.tokens, np.int64), seq, min(sure, len(seq)), dense)
-        self._kept = [old for old in self._kept if not (old.dense == dense and _starts(new.tokens, old.tokens))]
-        self._kept.append(new)
+        tokens, kind = np.asarray(seq.tokens, np.int64), _kind(seq.tokens, dense)
+        self._kept = [old for old in self._kept if not (old.kind == kind and _starts(tokens, old.tokens))]
+        self._kept.append(_Kept(tokens, seq, min(sure, len(seq)), kind, nbytes))
         while self.nbytes > self.room:
             del self._kept[0]
+
+
+def _kind(tokens: Sequence[int], dense: bool) -> tuple[int, ...]:
+    return (dense, *tokens[:LEAST])
 
 
 def _starts(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> bool:
