@@ -76,14 +76,16 @@ def descendants(pid: int) -> list[int]:
 
 def listening(pid: int) -> set[str]:
     """Where a process can be reached: loopback, or the address as the kernel writes it."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
+    inodes, tables = set(), []
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        tables = [Path(f"/proc/{pid}/net/{table}").read_text() for table in ("tcp", "tcp6")]
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
     loopback = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
     found = set()
-    for table in ("tcp", "tcp6"):
-        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+    for table in tables:
+        for row in table.splitlines()[1:]:
             _, local, _, state, *_, inode = row.split()[:10]
             if state == "0A" and inode in inodes:
                 address = local.partition(":")[0]
