@@ -39,11 +39,14 @@ def test_workers_answer_the_same_and_one_that_dies_is_replaced(
 ) -> None:
     out = tmp_path / "out.jsonl"
     with started(*batch_flags, "-o", out, "--ray", "local", "--workers", 2, "--texts", 4) as process:
-        wait_for(process, out, 8)
-        workers = until(lambda: [pid for pid in descendants(process.pid) if title(pid) == b"ray::Worker"], 2)
+        wait_for(process, out, 1)
+        workers = until(lambda: [pid for pid in descendants(process.pid) if title(pid).startswith(b"ray::Worker")], 2)
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)  # that nothing is answered while they are looked at
         below = descendants(process.pid)
         assert {address for pid in (process.pid, *below) for address in listening(pid)} == {"loopback"}
         os.kill(workers[0], signal.SIGKILL)
+        os.kill(workers[1], signal.SIGCONT)
         told, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"ralo batch: a worker died, another takes its place\n")
     assert told.decode().startswith(f"{out}: {MANY} prompts answered, ")
