@@ -220,11 +220,16 @@ def test_a_plan_that_was_measured_in_a_lucky_moment_loses_in_the_comparison():
 
 
 def test_what_wins_the_comparison_is_checked_too():
-    """A mode that only had a quick look, and was not the best by then."""
-    world = World(1, worse=5.0, slow=0.6, whole={"event": (0.45, 1.5)}, lucky={"kwta"}, luck=3.0)
-    best, looking = told(world, 3.0)
-    assert best is None or best.loss.fits(3.0)
-    assert all(found.loss.fits(3.0) for found in looking.kept)
+    """A mode that had only a quick look, since another was measured in a lucky moment before it."""
+    whole = {"state-pack mlp": (0.0, 1.3), "kwta gate": (0.0, 0.9), "event": (0.5, 1.5)}
+    world = World(1, worse=8.0, slow=0.3, act="relu", whole=whole, lucky={"state-pack"})
+    best, looking = told(world)
+    (event,) = [f for f in looking.tried if f.name == "event"]
+    assert event.speed == pytest.approx(1.5) and event.loss.delta_ppl_pct == pytest.approx(4.0), (
+        "it won, and was checked"
+    )
+    assert best is not None and best.name == "state-pack mlp" and best.speed == pytest.approx(1.3)
+    assert all(found.loss.fits(2.0) for found in looking.kept)
 
 
 def test_one_plan_is_not_compared_with_itself():

@@ -263,26 +263,19 @@ class Engine:
         clock, before = time.perf_counter(), self.lm.model.bytes_read
         logits = self._scores(answers)
         seconds = time.perf_counter() - clock
-        totals = self.totals
-        totals.passes, totals.steps = totals.passes + 1, totals.steps + len(answers)
-        totals.decode_s, totals.decode_bytes = (
-            totals.decode_s + seconds,
-            totals.decode_bytes + self.lm.model.bytes_read - before,
-        )
+        self.totals.passes += 1
+        self.totals.steps += len(answers)
+        self.totals.decode_s += seconds
+        self.totals.decode_bytes += self.lm.model.bytes_read - before
         for answer, scores in zip(answers, logits, strict=True):
             answer.turn.stats.steps += 1
             answer.turn.stats.decode_s += seconds
             self._take(answer, scores)
 
     def _scores(self, answers: list[_Running]) -> list[F32]:
-        together = [a for a in answers if not a.runner]
-        rows = iter(
-            self.lm.guard.steps(
-                [a.token for a in together], [a.turn.seq for a in together], [a.job.dense for a in together]
-            )
-            if together
-            else ()
-        )
+        """Of all that can go together in one pass, and of the others one by one."""
+        together = [(a.token, a.turn.seq, a.job.dense) for a in answers if not a.runner]
+        rows = iter(self.lm.guard.steps(*zip(*together, strict=True)) if together else ())
         return [a.runner.step(a.token, a.turn.seq) if a.runner else next(rows) for a in answers]
 
     def _take(self, answer: _Running, logits: F32) -> None:

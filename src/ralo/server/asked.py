@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ralo.errors import RaloError
 from ralo.jobs import Job
 from ralo.lm import LM
 from ralo.sampling import Sampling
@@ -78,17 +77,13 @@ def _sampling(asked: Asked, choice: int) -> Sampling:
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
 
-    seed = -1 if asked.seed is None else (asked.seed + choice) % (1 << 63)
-    try:
-        return Sampling(
-            temperature=given(asked.temperature, 1.0),
-            top_k=asked.top_k or 0,
-            top_p=given(asked.top_p, 1.0),
-            min_p=given(asked.min_p, 0.0),
-            repeat_penalty=given(asked.repeat_penalty, 1.0),
-            presence_penalty=given(asked.presence_penalty, 0.0),
-            frequency_penalty=given(asked.frequency_penalty, 0.0),
-            seed=seed,
-        )
-    except RaloError as error:
-        raise Refusal(400, str(error)) from None
+    return Sampling(
+        temperature=given(asked.temperature, 1.0),
+        top_k=asked.top_k or 0,
+        top_p=given(asked.top_p, 1.0),
+        min_p=given(asked.min_p, 0.0),
+        repeat_penalty=given(asked.repeat_penalty, 1.0),
+        presence_penalty=given(asked.presence_penalty, 0.0),
+        frequency_penalty=given(asked.frequency_penalty, 0.0),
+        seed=-1 if asked.seed is None else (asked.seed + choice) % (1 << 63),
+    )
