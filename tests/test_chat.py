@@ -155,6 +155,12 @@ def test_a_talk_goes_on_from_its_own_beginning(template: str | None) -> None:
     assert tokenizer.decode(second).startswith(tokenizer.decode(first)) and second[: len(first)] == first
 
 
+def test_templates_know_developers_as_the_system() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    developer, system, user = ([{"role": role, "content": "be brief"}] for role in ("developer", "system", "user"))
+    assert tokenizer.talk(developer) == tokenizer.talk(system) != tokenizer.talk(user)
+
+
 def test_a_talk_that_a_template_refuses() -> None:
     with pytest.raises(RaloError, match="chat template failed: Conversation roles must alternate"):
         tokenizer_with(LLAMA2).talk([{"role": "assistant", "content": "me first"}])

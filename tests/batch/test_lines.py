@@ -32,7 +32,7 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path: Path) -> None:
     assert (plain.id, plain.prompt, plain.messages, plain.max_tokens, plain.stop) == ("1", "a", (), 64, ("###",))
     assert plain.sampling == SeededSampling(temperature=0.5, seed=seed_of(3, "1"))
     assert (rich.id, rich.key, rich.max_tokens, rich.stop) == (7, "7", 5, ("a", "b"))
-    assert [m["role"] for m in rich.messages] == ["system", "user"]
+    assert [m["role"] for m in rich.messages] == ["developer", "user"]
     assert rich.sampling == SeededSampling(0, 3, 1, 0.1, 1.5, 1, 0.5, 9)
     assert asked.known == {"1": Known(1, seed_of(3, "1")), "7": Known(4, 9)}
     assert [q.key for q in asked.besides({"1"})] == ["7"]

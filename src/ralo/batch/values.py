@@ -56,8 +56,7 @@ def messages_of(value: Any) -> tuple[Mapping[str, str], ...]:
             raise RaloError(f'a message must have "role" and "content" alone, got {shown(message)}')
         if message["role"] not in ROLES:
             raise RaloError(f"a message's role must be one of {', '.join(ROLES)}, got {shown(message['role'])}")
-    roles = ["system" if m["role"] == "developer" else m["role"] for m in value]  # as chat templates know it
-    return tuple({"role": r, "content": text_of("content", m["content"])} for r, m in zip(roles, value, strict=True))
+    return tuple({"role": m["role"], "content": text_of("content", m["content"])} for m in value)
 
 
 def stop_of(value: Any) -> tuple[str, ...]:

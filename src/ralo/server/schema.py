@@ -134,10 +134,10 @@ class Message(BaseModel):
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """As chat templates know it."""
+        """With one text, whatever parts it has."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return {"role": self.role, "content": text}
 
 
 class ChatAsked(Asked):

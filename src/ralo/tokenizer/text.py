@@ -86,9 +86,10 @@ class Tokenizer:
 
     def talk(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation's ids, up to where the next answer starts. A model without a chat template goes on with the
-        messages as one text."""
+        messages as one text. Templates know developers as the system."""
         if self.has_chat:
-            return self.encode(self.chat(messages), special=False)
+            known = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+            return self.encode(self.chat(known), special=False)
         return self.encode("".join(m["content"] + ("\n" if m["role"] == "assistant" else "") for m in messages))
 
     def save(self, folder: Path) -> None:
