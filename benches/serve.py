@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import uvloop
 
 from ralo import texts
 
@@ -43,47 +44,74 @@ def length_of(prompt: str, tokens: int) -> int:
     return tokens // 2 + zlib.crc32(prompt.encode()) % tokens
 
 
-async def ask(port: int, prompt: str, tokens: int, seen: Seen) -> None:
-    """One streaming request, read as it comes."""
+class Client(asyncio.Protocol):
+    """Keeps what comes and when, and reads it later: clients share the cores with the server."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request, self.came, self.clock = request, [], time.perf_counter()
+        self.over = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.came.append((time.perf_counter(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.over.set_result(error)
+
+
+async def ask(port: int, prompt: str, tokens: int) -> Client:
+    """One streaming request, to its end."""
     asked = {"prompt": prompt, "max_tokens": length_of(prompt, tokens), "temperature": 0}
     body = json.dumps(asked | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-    clock, latest, text, count, made = time.perf_counter(), 0.0, "", 0, 0
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+    _, client = await asyncio.get_running_loop().create_connection(lambda: Client(request), "127.0.0.1", port)
+    await client.over
+    return client
+
+
+def read(prompt: str, client: Client, seen: Seen) -> None:
+    """What the client was sent: text, tokens and times."""
+    whole, latest, text = b"".join(data for _, data in client.came), 0.0, ""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-        if b" 200 " not in (status := await reader.readline()):
-            raise ConnectionError(status.decode().strip())
-        async for line in reader:
-            if not line.startswith(b"data: {"):
-                continue
-            now = time.perf_counter()
-            if count == 0:
-                seen.first_s.append(now - clock)
-            else:
-                seen.between_s.append(now - latest)
-            latest, count = now, count + 1
-            event = json.loads(line[6:])
-            text += "".join(choice["text"] for choice in event["choices"])
-            made = event["usage"]["completion_tokens"] if event["usage"] else 0
-        writer.close()
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+        if b" 200 " not in whole.partition(b"\r\n")[0]:
+            raise ConnectionError(whole.partition(b"\r\n")[0].decode() or str(client.over.result()))
+        events = [json.loads(line[6:]) for line in whole.split(b"\n") if line.startswith(b"data: {")]
+        text = "".join(choice["text"] for event in events for choice in event["choices"])
+        made = events[-1]["usage"]["completion_tokens"]
+    except (OSError, KeyError, IndexError, json.JSONDecodeError) as error:
         seen.errors.append(f"{type(error).__name__}: {error}")
         return
+    for at, data in client.came:
+        for _ in range(data.count(b"data: {")):
+            if latest:
+                seen.between_s.append(at - latest)
+            else:
+                seen.first_s.append(at - client.clock)
+            latest = at
     seen.tokens += made
     seen.answers.setdefault(prompt, set()).add(text)
 
 
 async def load(port: int, prompts: list[str], clients: int, seconds: float, tokens: int) -> tuple[float, Seen]:
     """So many clients, each asking again when it is answered; tokens per second of complete answers."""
-    seen, start, at = Seen(), time.perf_counter(), iter(range(1 << 30))
+    seen, answered, start, at = Seen(), [], time.perf_counter(), iter(range(1 << 30))
 
     async def client() -> None:
         while time.perf_counter() - start < seconds:
-            await ask(port, prompts[next(at) % len(prompts)], tokens, seen)
+            prompt = prompts[next(at) % len(prompts)]
+            try:
+                answered.append((prompt, await ask(port, prompt, tokens)))
+            except OSError as error:
+                seen.errors.append(f"{type(error).__name__}: {error}")
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return seen.tokens / (time.perf_counter() - start), seen
+    took = time.perf_counter() - start
+    for prompt, one in answered:
+        read(prompt, one, seen)
+    return seen.tokens / took, seen
 
 
 def memory_mb(pid: int) -> float:
@@ -119,11 +147,11 @@ def main() -> None:
 
 def report(args: argparse.Namespace, port: int, pid: int) -> None:
     prompts, ratios, seen, alone = some_prompts(64), [], Seen(), Seen()
-    asyncio.run(load(port, prompts, 4, 2, args.tokens))
+    uvloop.run(load(port, prompts, 4, 2, args.tokens))
     for _ in range(args.rounds):
-        one, few = asyncio.run(load(port, prompts, 1, args.seconds / 2, args.tokens))
+        one, few = uvloop.run(load(port, prompts, 1, args.seconds / 2, args.tokens))
         before = memory_mb(pid)
-        many, all_ = asyncio.run(load(port, prompts, args.clients, args.seconds, args.tokens))
+        many, all_ = uvloop.run(load(port, prompts, args.clients, args.seconds, args.tokens))
         ratios.append(many / one)
         print(f"{one:7.0f} tok/s one by one, {many:7.0f} with {args.clients}: {many / one:.2f}x; "
               f"memory {before:.0f} -> {memory_mb(pid):.0f} MB", flush=True)  # fmt: skip
@@ -135,7 +163,7 @@ def report(args: argparse.Namespace, port: int, pid: int) -> None:
                 total.answers.setdefault(prompt, set()).update(given)
     for prompt in prompts:
         if prompt not in alone.answers:
-            asyncio.run(ask(port, prompt, args.tokens, alone))
+            read(prompt, uvloop.run(ask(port, prompt, args.tokens)), alone)
     wrong = [p for p in prompts if p in seen.answers and seen.answers[p] != alone.answers[p]]
     times = {"first token": seen.first_s, "between tokens": seen.between_s}
     print(f"throughput {statistics.median(ratios):.2f}x ({min(ratios):.2f} ... {max(ratios):.2f})")

@@ -75,13 +75,6 @@ size_t apply_texts(const Linear& l, const float* x, Texts texts, float* y, bool 
 
 }  // namespace
 
-size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add) {
-  size_t bytes = 0;
-  for (size_t r = 0; r < rows; r += kFewTokens)
-    bytes += apply(w, bias, x + r * w.ic, std::min(kFewTokens, rows - r), y + r * w.oc, add, Many::floats);
-  return bytes;
-}
-
 Mlp Mlp::with_others() const {
   Mlp out = *this;
   for (Linear* l : {&out.up, &out.down}) {

@@ -30,8 +30,6 @@ struct TextRows {
   Pass pass;
 };
 using Texts = std::span<const TextRows>;
-// A map that is the same for all rows of several texts.
-size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add);
 
 struct Attention {
   Norm norm;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "buffer.h"
+#include "linear.h"
 
 namespace {
 

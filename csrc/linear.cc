@@ -62,42 +62,69 @@ Cut cut(const Mat& w, size_t count) {
   return {outputs, std::min<size_t>(channels, 8)};
 }
 
-// Outputs [from, to), which are some. Several tokens: at most kFewTokens, and all channels.
-void apply_few(const Mat& w, const Channels& c, const float* bias, const float* x, size_t tokens, float* y, bool add,
-               size_t from, size_t to) {
-  const Table kernel = table(w.quant);
-  const Cut parts = cut(w, c.count);
-  const auto output = [&](size_t part) { return w.oc / kPad * part / parts.outputs * kPad; };
-  size_t first = 0, last = parts.outputs;  // parts with outputs that are wanted
-  while (output(first + 1) <= from) ++first;
-  while (output(last - 1) >= to) --last;
-  const size_t n = (last - first) * parts.channels, tasks = std::min(n, threads()), size = tokens * w.oc;
-  static thread_local Buffer<float> others;
-  float* sums = others.get((parts.channels - 1) * size);  // (channel parts - 1, tokens, oc): the first part's go to y
-  const auto channel = [&](size_t part) {
-    return part == parts.channels ? c.count : c.count * part / parts.channels / 16 * 16;
-  };
-  // A thread takes neighbouring parts, so that it reads on where it was reading.
-  parallel(tasks, [&](size_t task, size_t thread) {
-    for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part) {
-      const size_t o = first + part / parts.channels, run = part % parts.channels;
-      const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
-      float* out = run == 0 ? y : sums + (run - 1) * size;
-      for (size_t t = 0; t < tokens && !(run == 0 && add); ++t)
-        start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
-      if (tokens == 1)
-        kernel.matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
-      else
-        kernel.matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1),
-                          scratch(thread, matvec_scratch(kFewTokens)));
-    }
-  });
-  parallel(parts.channels > 1 || (add && bias) ? tokens : 0, [&](size_t t, size_t) {
+// The work of one token or a few (at most kFewTokens, which take all channels), outputs [from, to), which are some.
+struct Few {
+  const Mat& w;
+  const Channels c;
+  const float *bias, *x;
+  const size_t tokens;
+  float* y;
+  const bool add;
+  const size_t from, to;
+  const Cut cut;
+  size_t first = 0, last = cut.outputs;  // parts with outputs that are wanted
+
+  Few(const Mat& m, const Channels& some, const float* b, const float* in, size_t n, float* out, bool add_, size_t o0,
+      size_t o1)
+      : w(m), c(some), bias(b), x(in), tokens(n), y(out), add(add_), from(o0), to(o1), cut(::cut(m, some.count)) {
+    while (output(first + 1) <= from) ++first;
+    while (output(last - 1) >= to) --last;
+  }
+  size_t output(size_t part) const { return w.oc / kPad * part / cut.outputs * kPad; }
+  size_t channel(size_t part) const { return part == cut.channels ? c.count : c.count * part / cut.channels / 16 * 16; }
+  size_t parts() const { return (last - first) * cut.channels; }
+  size_t size() const { return tokens * w.oc; }
+  size_t sums() const { return (cut.channels - 1) * size(); }  // floats
+
+  // others: (channel parts - 1, tokens, oc), sums of all channel parts but the first, whose go to y.
+  void part(size_t index, float* others, float* room) const {
+    const Table kernel = table(w.quant);
+    const size_t o = first + index / cut.channels, run = index % cut.channels;
+    const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
+    float* out = run == 0 ? y : others + (run - 1) * size();
+    for (size_t t = 0; t < tokens && !(run == 0 && add); ++t) start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
+    if (tokens == 1)
+      kernel.matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
+    else
+      kernel.matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1), room);
+  }
+  bool to_add_up() const { return cut.channels > 1 || (add && bias); }
+  void add_up(size_t t, const float* others) const {
     float* out = y + t * w.oc;
-    if (parts.channels > 1) kernels().add_rows(out + from, sums + t * w.oc + from, size, parts.channels - 1, to - from);
+    if (cut.channels > 1) kernels().add_rows(out + from, others + t * w.oc + from, size(), cut.channels - 1, to - from);
     if (add && bias)
       for (size_t o = from; o < to; ++o) out[o] += bias[o];
+  }
+};
+
+void apply_few(const Few& few) {
+  static thread_local Buffer<float> buffer;
+  float* others = buffer.get(few.sums());
+  const size_t n = few.parts(), tasks = std::min(n, threads());
+  // A thread takes neighbouring parts, so that it reads on where it was reading.
+  parallel(tasks, [&](size_t task, size_t thread) {
+    for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part)
+      few.part(part, others, scratch(thread, matvec_scratch(kFewTokens)));
   });
+  parallel(few.to_add_up() ? few.tokens : 0, [&](size_t t, size_t) { few.add_up(t, others); });
+}
+
+// The same by one thread, with room for its sums.
+void apply_alone(const Few& few, size_t thread) {
+  float* room = scratch(thread, matvec_scratch(kFewTokens) + few.sums());
+  float* others = room + matvec_scratch(kFewTokens);
+  for (size_t part = 0; part < few.parts(); ++part) few.part(part, others, room);
+  for (size_t t = 0; few.to_add_up() && t < few.tokens; ++t) few.add_up(t, others);
 }
 
 void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
@@ -163,15 +190,34 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
   if (bytes)
     apply_bytes(w, bias, x, tokens, y, add);
   else if (tokens <= kFewTokens)
-    apply_few(w, {nullptr, w.ic}, bias, x, tokens, y, add, 0, w.oc);
+    apply_few({w, {nullptr, w.ic}, bias, x, tokens, y, add, 0, w.oc});
   else
     apply_many(w, bias, x, tokens, y, add);
   return w.bytes();
 }
 
+size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add) {
+  size_t groups = (rows + kFewTokens - 1) / kFewTokens, bytes = 0;
+  // Enough for all threads: each does a group's whole work, and its sums stay in its cache.
+  const bool shared = groups >= threads() && !w.factors;
+  if (shared) groups = (groups + threads() - 1) / threads() * threads();
+  const auto row = [&](size_t group) { return rows * group / groups; };
+  const auto tokens = [&](size_t group) { return row(group + 1) - row(group); };
+  if (shared) {
+    parallel(groups, [&](size_t g, size_t thread) {
+      const Channels all{nullptr, w.ic};
+      apply_alone({w, all, bias, x + row(g) * w.ic, tokens(g), y + row(g) * w.oc, add, 0, w.oc}, thread);
+    });
+    return groups * w.bytes();
+  }
+  for (size_t g = 0; g < groups; ++g)
+    bytes += apply(w, bias, x + row(g) * w.ic, tokens(g), y + row(g) * w.oc, add, Many::floats);
+  return bytes;
+}
+
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {
   if (w.factors) return apply_factors_some(w, c, bias, x, y, add);
-  apply_few(w, c, bias, x, 1, y, add, 0, w.oc);
+  apply_few({w, c, bias, x, 1, y, add, 0, w.oc});
   size_t bytes = c.count * w.channel_bytes();
   if (w.proc || w.hashed)
     for (size_t i = 0; i < c.count; ++i) bytes += w.delta_bytes(c.list[i]);
@@ -181,7 +227,7 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
   if (o0 == o1) return 0;
   if (w.factors) return apply_factors_part(w, c, bias, x, y, o0, o1);
-  apply_few(w, c, bias, x, 1, y, false, o0, o1);
+  apply_few({w, c, bias, x, 1, y, false, o0, o1});
   if (w.proc) return proc_bytes(w, c, o0, o1);
   return w.hashed ? hashed_bytes(w, c, o0, o1) : c.count * w.part_bytes(o1 - o0);
 }

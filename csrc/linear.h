@@ -4,6 +4,8 @@
 
 // y (tokens, oc) = bias, or y itself where add, plus x (tokens, ic) W. Returns the bytes of W that were read.
 size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many);
+// The same for tokens of several texts: each gets the bits that it gets alone, and a few at a time share the reading.
+size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add);
 // The same for one token and some of the channels.
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add);
 // The same for all or some of the channels, and outputs [o0, o1) only, multiples of kPad: into y[o0, o1). Where x is

@@ -150,6 +150,14 @@ def test_other_texts_change_nothing_wherever_one_stands(directory: Path) -> None
         assert np.array_equal(scores, want)
 
 
+@pytest.mark.parametrize("quant", QUANTS)
+def test_many_texts_at_any_number_of_threads(tmp_path: Path, level: str, threads: int, quant: str) -> None:
+    """Groups of texts for each thread, or parts of the weights."""
+    model = opened(write_hf(tmp_path, "qwen2", **SIZES), quant=quant).model
+    _core.set_threads(threads)
+    assert_as_alone(model, begun(model, LENGTHS), rounds=1)
+
+
 def test_texts_at_the_end_of_the_context(tmp_path: Path) -> None:
     model = opened(write_hf(tmp_path, "llama", max_position_embeddings=20)).model
     texts = begun(model, [19, 3, 10])
@@ -162,16 +170,20 @@ def test_texts_at_the_end_of_the_context(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_weights_are_read_once_for_a_few_texts(tmp_path: Path, count: int) -> None:
-    """And keys and values of every text's own."""
+def test_weights_are_read_once_for_a_few_texts(tmp_path: Path, threads: int, count: int) -> None:
+    """And keys and values of every text's own. Where there are groups of texts for all threads, each has as many."""
     model = opened(write_hf(tmp_path, "mistral", max_position_embeddings=CONTEXT, sliding_window=100)).model
     texts, cfg = begun(model, LENGTHS[:count]), model.cfg
+    _core.set_threads(threads)
     before = model.bytes_read
     model.steps([5] * count, texts, [False] * count)
     keys = sum(min(len(text), 100) for text in texts)
     cache = cfg.n_layers * cfg.n_kv_heads * keys * 2 * 2 * cfg.head_dim
     weights = sum(m.data.nbytes + m.scales.nbytes for m in model.weights.matrices().values() if m.scales is not None)
-    assert model.bytes_read - before == -(-count // FEW) * weights + cache
+    groups = -(-count // FEW)
+    if groups >= threads:
+        groups = -(-groups // threads) * threads
+    assert model.bytes_read - before == groups * weights + cache
 
 
 # ---------------------------------------------------------------- with modes

@@ -1,50 +1,14 @@
 // Many tokens with bytes on both sides: Y = X W where X was rounded to bytes once (byte_rows) and a block of W is
 // rounded to bytes once for all tokens. A quarter of the multiplications of float tiles. Only with VNNI: without it
 // nothing is gained over floats, and bytes_pay() says so.
+#include "panel_bytes.h"
 #include "vnni.h"
-#include "weights.h"
 
 namespace ISA {
 #ifdef __AVX512VNNI__
 namespace {
 
-constexpr size_t kStep = 4;                               // channels in one 32-bit lane
-constexpr size_t kVectors = kPad / kLanes;                // of a panel of outputs
-constexpr size_t kDepthGroups = kByteDepth / kByteGroup;  // groups in a block of channels
-constexpr size_t kTokens = 6;                             // of a tile: as many as registers hold
-
-// A block of channels of a panel as bytes + 128, [group][step][output][channel of the step], and a scale per output.
-struct PanelBytes {
-  alignas(64) uint8_t w[kDepthGroups][kByteGroup * kPad];
-  alignas(64) float scale[kDepthGroups][kPad];
-};
-
-// Channels [i0, i0 + n), n <= kByteGroup, outputs [o, o + kPad) to bytes; channels past n are zero. Every output has
-// its own largest magnitude, so little is lost: the weights come from 8 or 4 bits.
-template <class Row>
-void to_bytes(const Mat& w, size_t i0, size_t n, size_t o, uint8_t* out, float* scale) {
-  alignas(64) float f[kByteGroup][kPad];
-  V top[kVectors];
-  for (V& v : top) v = zero();
-  for (size_t i = 0; i < n; ++i) {
-    unpack_row<Row>(w, i0 + i, o, f[i]);
-    for (size_t v = 0; v < kVectors; ++v) {
-      top[v] = max(top[v], magnitude(load(f[i] + v * kLanes)));
-    }
-  }
-  std::memset(f[0] + n * kPad, 0, (kByteGroup - n) * sizeof f[0]);
-  for (size_t v = 0; v < kVectors; ++v) {
-    store(scale + v * kLanes, mul(top[v], set1(1.f / 127.f)));
-    const V by = per_unit(127.f, top[v]);
-    for (size_t i = 0; i < kByteGroup; i += kStep) {
-      __m512i q[kStep];
-      for (size_t j = 0; j < kStep; ++j) q[j] = _mm512_cvtps_epi32(fma(load(f[i + j] + v * kLanes), by, set1(128.f)));
-      const __m512i low = _mm512_or_si512(q[0], _mm512_slli_epi32(q[1], 8));
-      const __m512i high = _mm512_or_si512(q[2], _mm512_slli_epi32(q[3], 8));
-      _mm512_store_si512(out + i * kPad + v * 64, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-    }
-  }
-}
+constexpr size_t kTokens = 6;  // of a tile: as many as registers hold
 
 // M tokens, one panel, one group: y[m] += scale * x_scale[m] * (x[m] . w). sums: of the tokens' bytes, which take the
 // weights' offset away again.

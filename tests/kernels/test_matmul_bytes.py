@@ -18,11 +18,14 @@ CASES = pairwise(QUANTS, CHANNELS, OUTPUTS, TOKENS, (False, True), (False, True)
 BAD = (np.nan, np.inf, -np.inf)
 
 
-def packed(quant: str, rows: np.ndarray, bias: np.ndarray | None = None) -> tuple[_core.Matrix, np.ndarray]:
-    """Weights (oc, ic), and what they stand for once packed."""
+Stored = tuple[str, np.ndarray, np.ndarray]  # precision, bytes, scales
+
+
+def packed(quant: str, rows: np.ndarray, bias: np.ndarray | None = None) -> tuple[_core.Matrix, Stored]:
+    """Weights (oc, ic) as a matrix, and what it holds."""
     data, scales = linear.empty(quant, rows.shape[1], len(rows))
     linear.pack(quant, rows, 0, data, scales)
-    return _core.Matrix(quant, rows.shape[1], len(rows), data, scales, bias), linear.unpack(quant, data, scales)
+    return _core.Matrix(quant, rows.shape[1], len(rows), data, scales, bias), (quant, data, scales)
 
 
 def product(w: _core.Matrix, x: np.ndarray, oc: int, exact: bool = False) -> np.ndarray:
@@ -31,7 +34,7 @@ def product(w: _core.Matrix, x: np.ndarray, oc: int, exact: bool = False) -> np.
     return y
 
 
-def check(level: str, dense: np.ndarray, x: np.ndarray, got: np.ndarray, exact: np.ndarray, *added) -> None:
+def check(level: str, stored: Stored, x: np.ndarray, got: np.ndarray, exact: np.ndarray, *added) -> None:
     """The bits of `exact`; or what bytes give, but for roundings: of a factor, of each group's sum, of the last one.
 
     added: the bias, what y held before.
@@ -39,10 +42,10 @@ def check(level: str, dense: np.ndarray, x: np.ndarray, got: np.ndarray, exact: 
     if level not in rounded.LEVELS:
         assert np.array_equal(got, exact)
         return
-    want, size = rounded.byte_product(dense, x)
+    want, size = rounded.byte_product(*stored, x)
     for a in added:
         want, size = want + a, size + np.abs(a)
-    roundings = -(-dense.shape[1] // rounded.BYTE_GROUP) + 2
+    roundings = -(-len(stored[1]) // rounded.BYTE_GROUP) + 2
     error = np.abs(got - want)
     assert (error <= roundings * 2.0**-24 * size + 1e-42).all(), f"off by {error.max()}"
 
@@ -51,7 +54,7 @@ def check(level: str, dense: np.ndarray, x: np.ndarray, got: np.ndarray, exact: 
 def test_equals_the_reference(level, quant, ic, oc, tokens, bias, add):
     got, exact = (run(quant, (ic, oc), tokens, bias, add, exact) for exact in (False, True))
     x, y, b = inputs(tokens, ic, oc)
-    check(level, storage(quant, ic, oc)[2], x, got, exact, y * add, b * bias)
+    check(level, (quant, *storage(quant, ic, oc)[:2]), x, got, exact, y * add, b * bias)
 
 
 @pytest.mark.parametrize("ic", [4, 128, 640])
@@ -118,7 +121,7 @@ def test_tokens_of_every_size(level, quant):
     for start in (None, bias):
         w = _core.Matrix(quant, 300, 128, data, scales, start)
         got, exact = (product(w, x, 128, exact) for exact in (False, True))
-        check(level, dense, x, got, exact, *(() if start is None else (start,)))
+        check(level, (quant, data, scales), x, got, exact, *(() if start is None else (start,)))
         assert (np.abs(got - exact.astype(np.float64)) <= rounded.byte_error(dense, x) + 1e-6 * np.abs(exact)).all()
     assert np.array_equal(got[0], bias)
 
@@ -129,9 +132,10 @@ def test_weights_of_every_size(level, quant, size):
     x = inputs(7, 300, 64)[0]
     rows = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
     rows[:, :128] *= np.float32(size)  # one group of channels
-    w, dense = packed(quant, rows)
+    w, stored = packed(quant, rows)
+    dense = linear.unpack(*stored)
     got, exact = (product(w, x, 64, exact) for exact in (False, True))
-    check(level, dense, x, got, exact)
+    check(level, stored, x, got, exact)
     assert (np.abs(got - exact.astype(np.float64)) <= rounded.byte_error(dense, x) + 1e-6 * np.abs(exact)).all()
 
 
@@ -141,9 +145,33 @@ def test_weights_of_zero(level, quant):
     rows = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
     rows[:, 128:256] = 0  # a group of channels
     rows[5] = 0  # an output
-    w, dense = packed(quant, rows, bias)
+    w, stored = packed(quant, rows, bias)
     got, exact = (product(w, x, 64, exact) for exact in (False, True))
-    check(level, dense, x, got, exact, bias)
+    check(level, stored, x, got, exact, bias)
     assert (got[:, 5] == bias[5]).all()
     w, _ = packed(quant, np.zeros_like(rows), bias)
     assert (product(w, x, 64) == bias).all()
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("quant", QUANTS)
+def test_a_scale_that_is_not_finite_takes_its_outputs(level, quant, value):
+    data, scales, _ = storage(quant, 300, 128)
+    scales = scales.copy()
+    scales[130, 0] = np.array(value, np.float32).view(np.uint32) >> 16
+    got = product(_core.Matrix(quant, 300, 128, data, scales, None), inputs(13, 300, 128)[0], 128)
+    assert not np.isfinite(got[:, : linear.GROUP[quant]]).any()
+    assert np.isfinite(got[:, 64:]).all()
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_scales_far_apart(level, quant):
+    """One channel a thousand times the others: their weights are rounded to its words, no more."""
+    rows = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+    rows[:, 5] *= 1000
+    w, stored = packed(quant, rows)
+    x = inputs(7, 128, 64)[0].copy()
+    x[:, 5] = 0
+    got, exact = (product(w, x, 64, exact) for exact in (False, True))
+    check(level, stored, x, got, exact)
+    assert (np.abs(got - exact.astype(np.float64)) <= rounded.byte_error(linear.unpack(*stored), x) + 1e-6).all()

@@ -109,13 +109,21 @@ def unpack(quant: str, data: U8, scales: U16 | None) -> F64:
     elif quant == "bf16":
         values = bf16_value(data.view(np.uint16)).astype(np.float64)
     else:
-        if quant == "int8":
-            q = data - 128.0
-        else:
-            blocks = data.reshape(len(data), -1, 16)
-            q = np.concatenate([blocks & 15, blocks >> 4], axis=2).reshape(len(data), -1) - 8.0
-        values = q * np.repeat(bf16_value(scales), GROUP[quant], axis=1).astype(np.float64)
+        values = steps(quant, data) * scale_of_each(quant, scales).astype(np.float64)
     return np.ascontiguousarray(values.T)
+
+
+def steps(quant: str, data: U8) -> F64:
+    """int8 and int4: the whole numbers (ic, oc) that the bytes hold."""
+    if quant == "int8":
+        return data - 128.0
+    blocks = data.reshape(len(data), -1, 16)
+    return np.concatenate([blocks & 15, blocks >> 4], axis=2).reshape(len(data), -1) - 8.0
+
+
+def scale_of_each(quant: str, scales: U16) -> F32:
+    """The scale of every weight (ic, oc)."""
+    return np.repeat(bf16_value(scales), GROUP[quant], axis=1)
 
 
 def apply(dense: F64, x: F32, start: F32 | float = 0.0) -> F64:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from reference import linear
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
 
 LEVELS = {"avx512"}  # that round; the others stay exact
 BYTE_GROUP = 128  # channels that share a scale: of a token, and of an output
+PANEL = 64  # outputs whose weights become bytes together
 TOO_SMALL = np.float32(1e-30)  # a largest magnitude below this counts as zero
 TILE_KEYS = 64  # keys whose values share scales, and whose weights are relative to the largest of them
 HALF = 0.51  # of a unit: what rounding costs, and the float32 quotient before it
@@ -26,9 +30,9 @@ def groups(x: F32) -> F32:
     return wide.reshape(len(x), n, BYTE_GROUP)
 
 
-def units(top: F32) -> F32:
-    """Units in 1, where 127 of them are the largest magnitude."""
-    return np.where(top < TOO_SMALL, np.float32(0), np.float32(127) / np.maximum(top, TOO_SMALL))
+def units(top: F32, limit: int = 127) -> F32:
+    """Units in 1, where so many of them are the largest magnitude."""
+    return np.where(top < TOO_SMALL, np.float32(0), np.float32(limit) / np.maximum(top, TOO_SMALL))
 
 
 def byte_rows(x: F32) -> tuple[F64, F64]:
@@ -38,24 +42,37 @@ def byte_rows(x: F32) -> tuple[F64, F64]:
     return np.rint(x * units(top)[..., None]).astype(np.float64), (top / np.float32(127)).astype(np.float64)
 
 
-def byte_weights(dense: F64) -> tuple[F64, F64]:
-    """The same for weights (oc, ic), which the kernel moves up by 128 before it rounds, in one operation."""
-    w = groups(dense.astype(np.float32))
-    top = np.abs(w).max(-1)
-    moved = (w.astype(np.float64) * units(top)[..., None] + 128).astype(np.float32)
-    return np.rint(moved).astype(np.float64) - 128, (top * (np.float32(1) / np.float32(127))).astype(np.float64)
+def half_up(x: F64) -> F64:
+    return np.floor(x + 0.5)
 
 
-def byte_product(dense: F64, x: F32) -> tuple[F64, F64]:
+def byte_weights(quant: str, data: U8, scales: U16) -> tuple[F64, F64]:
+    """The same for weights: (oc, groups, BYTE_GROUP) and (oc, groups). First to words, whose unit is the largest scale
+    among the group's channels of PANEL outputs, and from these to bytes."""
+    every = linear.scale_of_each(quant, scales).T  # (oc, ic)
+    full = 256 if quant == "int8" else 16 * 256
+    steps, scale = groups(linear.steps(quant, data).T.astype(np.float32)).astype(np.float64), groups(every)
+    panels = np.abs(scale).reshape(-1, PANEL, *scale.shape[1:])
+    most = np.repeat(panels.max((1, 3)), PANEL, axis=0)  # (oc, groups)
+    share = np.rint(scale * units(most, 32767)[..., None]).astype(np.float64)
+    words = half_up(full * steps * share / 2**15)
+    top = np.abs(words).max(-1)
+    factor = np.floor(np.minimum(127 * 2**15 / np.maximum(top, 1), 32767))
+    word = np.float32(2**15 / full * 2**15 / 32767)
+    return half_up(words * factor[..., None] / 2**15), (most * (word / factor.astype(np.float32))).astype(np.float64)
+
+
+def byte_product(quant: str, data: U8, scales: U16, x: F32) -> tuple[F64, F64]:
     """x (T, ic) -> (T, oc), and the sum of the magnitudes of what each group of channels adds to it."""
-    (a, a_scale), (b, b_scale) = byte_rows(x), byte_weights(dense)
+    (a, a_scale), (b, b_scale) = byte_rows(x), byte_weights(quant, data, scales)
     terms = np.einsum("tgi,ogi->gto", a, b, optimize=True)
     terms *= a_scale.T[:, :, None] * b_scale.T[:, None, :]
     return terms.sum(0), np.abs(terms).sum(0)
 
 
 def byte_error(dense: F64, x: F32) -> F64:
-    """What bytes may cost (T, oc): half a unit of every activation times its weight, and the other way round."""
+    """What bytes may cost (T, oc): half a unit of every activation times its weight, and the other way round. Words
+    before the bytes are within HALF, where an output's weights are not all far below its panel's."""
     x, w = groups(x).astype(np.float64), groups(dense.astype(np.float32)).astype(np.float64)
     x_unit, w_unit = (np.abs(a).max(-1) / 127 for a in (x, w))
     x_sum, w_sum = (np.abs(a).sum(-1) for a in (x, w))

@@ -53,7 +53,7 @@ def test_thirty_two_streams_each_as_alone(mini: Server) -> None:
     prompts = clients.some_prompts(24)
     alone = clients.Seen()
     for prompt in prompts:
-        asyncio.run(clients.ask(mini.port, prompt, TOKENS, alone))
+        clients.read(prompt, asyncio.run(clients.ask(mini.port, prompt, TOKENS)), alone)
     assert not alone.errors and len(alone.answers) == len(prompts)
     memory = []
     for _ in range(2):

@@ -132,17 +132,17 @@ async def whole(channel: Channel, shape: Shape) -> dict[str, Any]:
 
 async def events(channel: Channel, shape: Shape, with_usage: bool) -> AsyncIterator[str]:
     """Server-sent events: what came in one pass is sent in one piece."""
-    extra = {"usage": None} if with_usage else {}
+    before, after = _frame(shape.body(True, []) | ({"usage": None} if with_usage else {}))
     sent = [0] * channel.count  # characters
     if shape.chat:
-        yield "".join(_event(shape.body(True, [shape.opening(i)]) | extra) for i in range(len(sent)))
+        yield "".join(f"{before}{dumps(shape.opening(i))}{after}" for i in range(len(sent)))
     async for deltas in channel.deltas():
         out = ""
         for delta in deltas:
             if delta.error:
                 out += _event(error_body(500, delta.error))
             elif delta.text or delta.finish or delta.chosen:
-                out += _event(shape.body(True, [shape.part(delta, sent[delta.choice])]) | extra)
+                out += f"{before}{dumps(shape.part(delta, sent[delta.choice]))}{after}"
                 sent[delta.choice] += len(delta.text)
         if out:
             yield out
@@ -153,6 +153,13 @@ async def events(channel: Channel, shape: Shape, with_usage: bool) -> AsyncItera
 
 def _event(body: dict[str, Any]) -> str:
     return f"data: {dumps(body)}\n\n"
+
+
+def _frame(body: dict[str, Any]) -> tuple[str, str]:
+    """What stands before and after the one choice of every event of a stream, written once. The mark is in no string:
+    there quotes are escaped."""
+    before, mark, after = _event(body).partition('"choices":[')
+    return before + mark, after
 
 
 def _finish(finish: str) -> str:

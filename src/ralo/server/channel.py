@@ -13,6 +13,7 @@ from ralo.engine import Engine
 from ralo.jobs import Delta, Job, Made
 
 PATIENCE_S = 0.02  # that the engine waits for the event loop at most
+EVERY_S = 0.03  # in which an answer gets one event, where several requests are answered
 MOST_UNREAD = 1 << 14  # tokens that are kept for a client that does not read
 
 
@@ -24,6 +25,7 @@ class Channel:
     count: int = field(init=False)  # answers
     _open: set[int] = field(init=False)  # those that are not finished
     _new: list[Delta] = field(default_factory=list)
+    _unread: int = 0  # tokens of them
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _offsets: dict[Job, int] = field(default_factory=dict)
 
@@ -35,13 +37,19 @@ class Channel:
         self.count, self._open = at, set(range(at))
 
     def put(self, job: Job, delta: Delta) -> None:
-        choice = self._offsets[job] + delta.choice
-        self._new.append(Delta(choice, delta.text, delta.finish, delta.chosen, delta.error))
+        """Text that follows what is not read yet goes with it; a token with log-probabilities stays by itself."""
+        choice, text = self._offsets[job] + delta.choice, delta.text
+        if self._new and not delta.chosen:
+            last = self._new[-1]
+            if last.choice == choice and not last.chosen:
+                text = self._new.pop().text + text
+        self._new.append(Delta(choice, text, delta.finish, delta.chosen, delta.error))
+        self._unread += 1
         self._wake.set()
 
     @property
     def overrun(self) -> bool:
-        return len(self._new) > MOST_UNREAD
+        return self._unread > MOST_UNREAD
 
     def give_up(self) -> None:
         """What was not read is dropped, and its reader told so."""
@@ -52,7 +60,7 @@ class Channel:
         while self._open:
             await self._wake.wait()
             self._wake.clear()
-            new, self._new = self._new, []
+            new, self._new, self._unread = self._new, [], 0
             self._open -= {delta.choice for delta in new if delta.finish}
             yield new
 
@@ -67,14 +75,30 @@ class Switchboard:
         self.loop = asyncio.get_running_loop()
         self._first_s, self._between_s = first_s, between_s
         self._sent = threading.Event()
+        self._held: Made = []  # until the next event
+        self._handed = 0.0  # when the last of it was
 
     def deliver(self, made: Made) -> None:
         """Called by the engine's thread, once a pass. It waits until all is sent: the next pass needs every core, and a
         thread that loses its own in the middle of one holds up the others (benches/serve.py: a tenth more tokens)."""
-        self._sent.clear()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
-            self.loop.call_soon_threadsafe(self._deliver, made)
-            self._sent.wait(PATIENCE_S)
+        if ready := self._ready(made):
+            self._sent.clear()
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
+                self.loop.call_soon_threadsafe(self._deliver, ready)
+                self._sent.wait(PATIENCE_S)
+
+    def _ready(self, made: Made) -> Made:
+        """What is sent now: where several requests share the cores, sending each token by itself would cost as much as
+        making it. First and last ones do not wait."""
+        self._held += made
+        now, alone = time.perf_counter(), made[0][0] is made[-1][0]
+        if alone or now - self._handed >= EVERY_S:
+            ready, self._held, self._handed = self._held, [], now
+            return ready
+        urgent = {job for job, delta in self._held if delta.finish or job not in self._latest}
+        ready = [one for one in self._held if one[0] in urgent]
+        self._held = [one for one in self._held if one[0] not in urgent]
+        return ready
 
     def _deliver(self, made: Made) -> None:
         now = time.perf_counter()

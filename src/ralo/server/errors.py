@@ -18,9 +18,8 @@ RESTART_S = 5  # after which a server that is shutting down may be there again
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def dumps(value: Any) -> str:
-    """ASCII: whatever a request holds can be said back, half a surrogate pair too."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+# ASCII: whatever a request holds can be said back, half a surrogate pair too.
+dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Json(Response):

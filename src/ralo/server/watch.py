@@ -30,7 +30,7 @@ class Watch:
         seconds = [
             ("request", "from a request to its last token", SLOW),
             ("first_token", "from a request to its first token", FAST),
-            ("between_tokens", "between two tokens of an answer", FAST),
+            ("between_tokens", "between two parts of an answer, most of them one token", FAST),
         ]
         self.request_s, self.first_s, self.between_s = (
             Histogram(f"ralo_{name}_seconds", what, buckets=buckets, registry=self._registry)

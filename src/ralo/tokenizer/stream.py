@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BROKEN = "\ufffd"  # what decoders write for bytes that are not, or not yet, a character
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTEXT = 4  # tokens decoded again before the new ones, so that only a text's own start loses its leading space
-MOST = 16  # tokens that the context may grow to before it is cut to so many again
+MOST = 8  # tokens that the context may grow to before it is cut to so many again
 PATIENCE = 8  # tokens; a character has at most 4 bytes, so a longer wait means bytes that are no text
 WINDOW = 32  # tokens that may wait in all, where each one ends in the middle of a character
 

@@ -35,6 +35,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids) | ({eos_id} if eos_id is not None else set())
         self.chat_template = chat_template
+        self._pieces: dict[int, str | None] = {}  # those that were asked for
         with library_errors(path):
             self.vocab_size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
             self.add_bos: bool = inner.encode("").ids[:1] == [bos_id]
@@ -61,10 +62,9 @@ class Tokenizer:
 
     def piece(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, None for one that never shows: a special or an unknown id."""
-        if token_id in self._special_ids:
-            return None
-        spelling: str | None = self._inner.id_to_token(token_id)
-        return spelling
+        if token_id not in self._pieces:
+            self._pieces[token_id] = None if token_id in self._special_ids else self._inner.id_to_token(token_id)
+        return self._pieces[token_id]
 
     def stream(self, after: Sequence[int] = ()) -> Stream:
         """A decoder for ids that arrive one by one; `after` are ids whose text it continues, such as the prompt's."""
