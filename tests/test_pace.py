@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ralo.errors import RaloError
-from ralo.pace import DIGITS, LATE, MOST, RARE, STEP, WARM, Pace, read_schedule
+from ralo.pace import DIGITS, FIRST, LATE, MOST, RARE, STEP, WARM, Pace, read_schedule
 
 BUDGET = 0.1
+BACK = STEP * RARE  # of the budget: what a punctual token gives back of it
 
 
 class Pacer:
@@ -38,19 +39,25 @@ def run(pace: Pace, seconds: float, tokens: int = 1) -> None:
         pace.took(seconds)
 
 
-def test_the_first_token_may_use_all_of_the_budget():
+def part(punctual: int) -> float:
+    """The part of the budget that a token may use after so many that were in time."""
+    return 1 - max(0.0, FIRST - punctual * BACK)
+
+
+def test_the_first_tokens_keep_some_of_the_budget_back():
     pacer = Pacer()
-    run(Pace(pacer, BUDGET), 0.05)
-    assert pacer.asked == [BUDGET]
+    run(Pace(pacer, BUDGET), 0.05, 3)
+    assert pacer.asked == pytest.approx([part(n) * BUDGET for n in range(3)])
+    assert pacer.asked[0] == pytest.approx(0.8 * BUDGET)
 
 
 def test_what_comes_after_the_layers_is_left_for_it():
     pacer = Pacer(layers_s=0.05)
     pace = Pace(pacer, BUDGET)
     run(pace, 0.06, 2)
-    assert pacer.asked == [BUDGET, pytest.approx(BUDGET - 0.01)]
+    assert pacer.asked == pytest.approx([part(0) * BUDGET, part(1) * BUDGET - 0.01])
     run(pace, 0.07, 200)  # it takes longer now, which is learnt
-    assert pacer.asked[-1] == pytest.approx(BUDGET - 0.02, rel=1e-3)
+    assert pacer.asked[-1] == pytest.approx(part(201) * BUDGET - 0.02, rel=1e-3)
 
 
 def test_a_token_that_takes_for_ever_does_not_use_up_the_budgets_of_all():
@@ -59,7 +66,7 @@ def test_a_token_that_takes_for_ever_does_not_use_up_the_budgets_of_all():
     run(pace, 0.05, 20)
     run(pace, 1000.0)
     run(pace, 0.05, 100)
-    assert pacer.asked[-1] > 0.9 * BUDGET
+    assert pacer.asked[-1] > (part(120) - STEP) * 0.99 * BUDGET
 
 
 def test_late_tokens_make_the_next_ones_faster_and_punctual_ones_let_go():
@@ -67,7 +74,7 @@ def test_late_tokens_make_the_next_ones_faster_and_punctual_ones_let_go():
     pace = Pace(pacer, BUDGET)
     run(pace, 0.2)  # late, all of it in the layers
     run(pace, 0.2)
-    assert pacer.asked[1] == pytest.approx((1 - STEP * (1 - RARE)) * BUDGET)
+    assert pacer.asked[1] == pytest.approx((1 - FIRST - STEP * (1 - RARE)) * BUDGET)
     run(pace, 0.2, 50)
     assert min(pacer.asked) == pacer.asked[-1] == pytest.approx((1 - MOST) * BUDGET)
     pacer.layers_s = 0.05
@@ -80,11 +87,11 @@ def test_late_tokens_make_the_next_ones_faster_and_punctual_ones_let_go():
 def test_a_little_over_is_not_late():
     pacer = Pacer(layers_s=BUDGET * LATE * 0.999)
     run(Pace(pacer, BUDGET), pacer.layers_s, 50)
-    assert pacer.asked == [pytest.approx(BUDGET)] * 50
+    assert pacer.asked == pytest.approx([part(n) * BUDGET for n in range(50)])
 
 
 def test_what_is_kept_back_keeps_late_tokens_rare():
-    """One in 1 / RARE may be late for ever: no more is kept back than for those."""
+    """One in 1 / RARE may be late for ever: no more is kept back than at first."""
     pacer = Pacer()
     pace = Pace(pacer, BUDGET)
     for _ in range(20):
@@ -92,7 +99,7 @@ def test_what_is_kept_back_keeps_late_tokens_rare():
         run(pace, 0.5)
         pacer.layers_s = 0.05
         run(pace, 0.05, round(1 / RARE) - 1)
-    assert max(pacer.asked[-200:]) == pytest.approx(BUDGET, rel=STEP)
+    assert max(pacer.asked[-200:]) == pytest.approx((1 - FIRST) * BUDGET, rel=STEP)
 
 
 def test_means():

@@ -11,8 +11,9 @@ from ralo.errors import RaloError
 
 LATE = 1.08  # of the budget: a token that took longer is late
 RARE = 0.005  # share of tokens that may be late
-STEP = 0.02  # of the budget: a late token makes the next ones so much faster
-MOST = 0.2  # of the budget that may be kept back
+STEP = 0.04  # of the budget: a late token makes the next ones so much faster
+FIRST = 0.2  # of the budget that is kept back at first: one in a hundred may be late, and that is soon used up
+MOST = 0.4  # of the budget that may be kept back
 SMOOTH = 0.05  # of a new time in what is expected
 WARM = 32  # tokens before it is said that a budget is too small
 HEADER = "ralo event schedule"
@@ -20,7 +21,7 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Pace:
-    """Keeps tokens within a budget of seconds. Holds a little time back, as much as keeps late tokens rare."""
+    """Keeps tokens within a budget of seconds. Holds some of it back, as much as keeps late tokens rare."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Pace:
         self.schedule: list[bytes] = []  # levels of every token's layers
         self.times: list[float] = []  # seconds of every token
         self._known: Iterator[bytes] | None = None
-        self._held_back = 0.0  # part of the budget
+        self._held_back = FIRST  # part of the budget
         self._after = 0.0  # seconds of a token after its layers
         self._layers = 0.0
         if record:
