@@ -61,12 +61,13 @@ struct BlocksObject : Paced<EventBlocks> {
 };
 struct KeysObject : Paced<EventKeys> {
   KeysObject(size_t keys, std::vector<float> limits, size_t sinks, size_t recent, size_t min_ctx, size_t age_max,
-             size_t phase, float query_theta, float reuse_theta, float beta, float lambda, size_t layer,
+             size_t turn, size_t turns, float query_theta, float reuse_theta, float beta, float lambda, size_t layer,
              PacerObject* pacer)
-      : Paced<EventKeys>(
-            EventKeysRule{keys, sinks, recent, min_ctx, age_max, phase, query_theta, reuse_theta, beta, lambda, limits},
-            layer, pacer, std::nullopt, limits.size()) {
-    need(keys > 0 && age_max > 0, "keys and age_max must be positive");
+      : Paced<EventKeys>(EventKeysRule{keys, sinks, recent, min_ctx, age_max, turn, turns, query_theta, reuse_theta,
+                                       beta, lambda, limits},
+                         layer, pacer, std::nullopt, limits.size()) {
+    need(keys > 0 && age_max > 0 && turns > 0, "keys, age_max and turns must be positive");
+    need(turn < (1u << 20) && turns < (1u << 20) && age_max < (1u << 30), "too many turns");
     need(sinks < (1u << 20) && recent < (1u << 20) && keys < (1u << 30), "too many keys");
   }
 };
@@ -132,11 +133,12 @@ void bind_event(nb::module_& m) {
       .def_rw("plant", &BlocksObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", &block_counts);
   nb::class_<KeysObject, AttendSlot>(m, "EventKeys", "The same keys for some tokens, where that is good enough")
-      .def(nb::init<size_t, std::vector<float>, size_t, size_t, size_t, size_t, size_t, float, float, float, float,
-                    size_t, PacerObject*>(),
+      .def(nb::init<size_t, std::vector<float>, size_t, size_t, size_t, size_t, size_t, size_t, float, float, float,
+                    float, size_t, PacerObject*>(),
            nb::arg("keys"), nb::arg("limits"), nb::arg("sinks") = 4, nb::arg("recent") = 32, nb::arg("min_ctx") = 1024,
-           nb::arg("age_max") = 32, nb::arg("phase") = 0, nb::arg("query_theta") = 0.f, nb::arg("reuse_theta") = 0.f,
-           nb::arg("beta") = 1.f, nb::arg("decay") = 0.f, nb::arg("layer") = 0, nb::arg("pacer").none() = nb::none())
+           nb::arg("age_max") = 32, nb::arg("turn") = 0, nb::arg("turns") = 1, nb::arg("query_theta") = 0.f,
+           nb::arg("reuse_theta") = 0.f, nb::arg("beta") = 1.f, nb::arg("decay") = 0.f, nb::arg("layer") = 0,
+           nb::arg("pacer").none() = nb::none())
       .def_rw("plant", &KeysObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", &key_counts);
 }

@@ -41,11 +41,12 @@ struct Token {
         row(c.c.row_bytes()) {}
   float* out(size_t head) const { return call.out + head * g * call.e; }
 
-  // Heads take turns, so that no token has many choices to make.
+  // Heads of all layers take turns, so that no token has many choices to make.
   bool due(size_t head) const {
     const HeldHead& h = state.now[head];
     if (!h.choices || call.position >= h.from + rule.age_max) return true;
-    if (call.position % rule.age_max == (rule.phase + head * rule.age_max / kv) % rule.age_max) return true;
+    if (call.position % rule.age_max == (rule.turn * kv + head) * rule.age_max / (rule.turns * kv) % rule.age_max)
+      return true;
     return rule.query_theta > 0 && distance(q + head * g * call.c.ep, h.q.data(), g * call.c.ep) > rule.query_theta;
   }
 

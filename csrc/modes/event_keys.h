@@ -13,7 +13,7 @@ struct EventKeysRule {
   size_t sinks = 4, recent = 32;
   size_t min_ctx = 1024;       // fewer keys than these are all read
   size_t age_max = 32;         // tokens that a choice is held for
-  size_t phase = 0;            // of those, so that layers take turns
+  size_t turn = 0, turns = 1;  // of the layer, and of all of them: when it chooses
   float query_theta = 0;       // a query that moved by this part of itself: choose anew; 0: however far it moves
   float reuse_theta = 0;       // a head whose result moved less gives it again, damped; 0: never
   float beta = 1, lambda = 0;  // a result that is `age` tokens old weighs beta * exp(-lambda * age)

@@ -24,8 +24,8 @@ ALL, NONE = float("inf"), -1.0  # limits: every head is held, none is
 
 def slot(rule: ref.KeysRule) -> _core.EventKeys:
     return _core.EventKeys(
-        rule.keys, [rule.limit], rule.sinks, rule.recent, rule.min_ctx, rule.age_max, rule.phase, rule.query_theta,
-        rule.reuse_theta, rule.beta, rule.decay,
+        rule.keys, [rule.limit], rule.sinks, rule.recent, rule.min_ctx, rule.age_max, rule.turn, rule.turns,
+        rule.query_theta, rule.reuse_theta, rule.beta, rule.decay,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def compared(rule: ref.KeysRule, text: Text, first: int = FIRST - 3) -> tuple[re
 
 RULES = (
     PLAIN,
-    replace(PLAIN, age_max=20, phase=3),
+    replace(PLAIN, age_max=20, turn=2, turns=3),
     replace(PLAIN, sinks=0, recent=40, keys=5),
     replace(PLAIN, sinks=9, keys=1, recent=1),
 )
@@ -138,22 +138,22 @@ def test_few_keys_are_all_read(level):
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (6, 3), (4, 1)], ids=str)
-@pytest.mark.parametrize(("age_max", "phase"), [(8, 0), (8, 5), (8, 13), (20, 1), (100, 99), (100, 50)])
-def test_when_a_choice_is_made(level, heads, age_max, phase):
-    """At the first token, then by phase, heads in turn; and never is one held for longer."""
-    want, got = compared(replace(PLAIN, age_max=age_max, phase=phase), slow(heads=heads), FIRST)
+@pytest.mark.parametrize(("age_max", "turn", "turns"), [(8, 0, 1), (8, 5, 8), (8, 13, 20), (20, 1, 12), (100, 11, 12)])
+def test_when_a_choice_is_made(level, heads, age_max, turn, turns):
+    """At the first token, then in turn, layer by layer and head by head; and never is one held for longer."""
+    want, got = compared(replace(PLAIN, age_max=age_max, turn=turn, turns=turns), slow(heads=heads), FIRST)
     for h in range(heads[1]):
         made = [FIRST + t for t, chose in enumerate(want.chose) if h in chose]
-        turn = phase + h * age_max // heads[1]
-        assert made == [t for t in range(FIRST, 240) if t == FIRST or (t - turn) % age_max == 0]
+        at = (turn * heads[1] + h) * age_max // (turns * heads[1])
+        assert made == [t for t in range(FIRST, 240) if t == FIRST or (t - at) % age_max == 0]
         assert max(np.diff([*made, 240]), default=0) <= age_max
     assert got.counts()["choices"] == sum(map(len, want.chose))
 
 
 def test_a_choice_is_not_held_for_longer_than_age_max(level):
-    """Places that phase would have chosen at were not run: heads choose at 182 and 202, and at 172 and 192."""
-    text, got, state = slow(), slot(replace(PLAIN, age_max=20, phase=2)), _core.LayerState()
-    steps = ((165, {0, 1}), (172, {1}), (184, set()), (185, {0}), (191, set()), (204, {1}), (205, {0}), (206, set()))
+    """Places where it was their turn were not run: heads choose at 180 and 200, and at 170 and 190."""
+    text, got, state = slow(), slot(replace(PLAIN, age_max=20)), _core.LayerState()
+    steps = ((163, {0, 1}), (170, {1}), (182, set()), (183, {0}), (189, set()), (202, {1}), (203, {0}), (204, set()))
     for t, chose in steps:
         before = got.counts()["choices"]
         out, exact = by_head(text, text.run(got, t, state=state)), by_head(text, text.exact(t))
@@ -175,7 +175,7 @@ def test_only_the_head_whose_queries_moved_chooses_anew(level, moves):
     text = slow()
     text.q[:] = text.q[0]
     text.q[185:, 64 * moves : 64 * moves + 64] *= 2
-    want, _ = compared(replace(PLAIN, query_theta=0.9, age_max=200, phase=150), text, FIRST)
+    want, _ = compared(replace(PLAIN, query_theta=0.9, age_max=200, turn=11, turns=16), text, FIRST)
     assert {FIRST + t: chose for t, chose in enumerate(want.chose) if chose} == {FIRST: [0, 1], 185: [moves]}
 
 
@@ -273,9 +273,9 @@ def test_what_is_counted(level):
 
 def test_keys_that_are_not_held_are_not_read(level):
     """Rubbish there changes no bit until the next choice."""
-    text, got, state = slow(), slot(replace(PLAIN, phase=7, age_max=16)), _core.LayerState()
+    text, got, state = slow(), slot(replace(PLAIN, turn=7, turns=16, age_max=16)), _core.LayerState()
     text.run(got, 180, state=state)
-    want = reference(replace(PLAIN, phase=7, age_max=16), text)
+    want = reference(replace(PLAIN, turn=7, turns=16, age_max=16), text)
     want.step(text.q[180].reshape(4, 32), 180, text.scale)
     copy = state.clone()
     clean = [text.run(got, t, state=state) for t in (181, 182)]
@@ -422,3 +422,18 @@ def test_a_level_says_which_error_is_borne(level):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError):
         _core.EventKeys(**{"keys": 8, "limits": [1.0]} | wrong)
+
+
+@pytest.mark.parametrize(("layers", "kv", "age_max"), [(12, 5, 32), (8, 3, 32), (16, 8, 32), (2, 2, 32), (3, 2, 8)])
+def test_no_token_has_many_choices_to_make(level, layers, kv, age_max):
+    """Over all layers they are spread as evenly as can be."""
+    text, made = slow(heads=(kv, kv), n=FIRST + 3 * age_max), []
+    slots = [slot(replace(PLAIN, age_max=age_max, turn=i, turns=layers)) for i in range(layers)]
+    states = [_core.LayerState() for _ in slots]
+    for t in range(FIRST, FIRST + 3 * age_max):
+        before = sum(one.counts()["choices"] for one in slots)
+        for one, state in zip(slots, states, strict=True):
+            text.run(one, t, state=state)
+        made.append(sum(one.counts()["choices"] for one in slots) - before)
+    assert made[0] == layers * kv
+    assert max(made[age_max:]) <= -(-layers * kv // age_max)

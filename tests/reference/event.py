@@ -147,7 +147,8 @@ class KeysRule:
     recent: int = 32
     min_ctx: int = 0
     age_max: int = 32
-    phase: int = 0
+    turn: int = 0  # of the layer
+    turns: int = 1  # of all layers
     query_theta: float = 0.0
     reuse_theta: float = 0.0
     beta: float = 1.0
@@ -241,7 +242,8 @@ class Keys:
         rule, head = self.rule, self.held[h]
         if not head.choices or position >= head.start + rule.age_max:
             return True
-        if position % rule.age_max == (rule.phase + h * rule.age_max // self.kv_heads) % rule.age_max:
+        turn = (rule.turn * self.kv_heads + h) * rule.age_max // (rule.turns * self.kv_heads)
+        if position % rule.age_max == turn % rule.age_max:
             return True
         return rule.query_theta > 0 and apart(queries, head.q) > rule.query_theta
 

@@ -183,10 +183,10 @@ class Event(Mode):
 
     def _put_keys(self, view: LayerView, slots: LayerSlots) -> None:
         assert self.prepared
-        turn = view.index * self.hold // view.cfg.n_layers
         slot = _core.EventKeys(
-            self.keys, list(self.prepared.limits), SINKS, RECENT, self.min_ctx, self.hold, turn, self.query_theta,
-            self.delta_theta, self.stale_beta, self.stale_lambda, view.index, self._pacer,
+            self.keys, list(self.prepared.limits), SINKS, RECENT, self.min_ctx, self.hold, view.index,
+            view.cfg.n_layers, self.query_theta, self.delta_theta, self.stale_beta, self.stale_lambda, view.index,
+            self._pacer,
         )  # fmt: skip
         slots.put("attend", slot, self.name, f"{self.keys} keys held for {self.hold} tokens from {self.min_ctx} on")
 
