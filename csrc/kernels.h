@@ -13,9 +13,10 @@ constexpr size_t kGroupInt8 = 64;
 constexpr size_t kGroupInt4 = 32;
 constexpr size_t kPanel = 16384;         // outputs of one token that are summed side by side
 constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weights in matmul
-constexpr size_t kFewTokens = 8;         // as many go through a matvec together
+constexpr size_t kFewTokens = 8;         // as many give together what each gives alone
+constexpr size_t kSharedTokens = 16;     // and so many of several texts: the most that a matvec takes
 // Floats a matvec needs for its tokens: x beside the scales, and integer sums of a panel.
-constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 1) * kPanel; }
+constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 2) * kPanel; }
 
 // proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed. factors: products, see Factors.
 enum class Quant { f32, bf16, int8, int4, proc, hashed, factors };

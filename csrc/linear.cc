@@ -62,7 +62,7 @@ Cut cut(const Mat& w, size_t count) {
   return {outputs, std::min<size_t>(channels, 8)};
 }
 
-// The work of one token or a few (at most kFewTokens, which take all channels), outputs [from, to), which are some.
+// The work of one token or a few (at most kSharedTokens, which take all channels), outputs [from, to), which are some.
 struct Few {
   const Mat& w;
   const Channels c;
@@ -114,15 +114,15 @@ void apply_few(const Few& few) {
   // A thread takes neighbouring parts, so that it reads on where it was reading.
   parallel(tasks, [&](size_t task, size_t thread) {
     for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part)
-      few.part(part, others, scratch(thread, matvec_scratch(kFewTokens)));
+      few.part(part, others, scratch(thread, matvec_scratch(kSharedTokens)));
   });
   parallel(few.to_add_up() ? few.tokens : 0, [&](size_t t, size_t) { few.add_up(t, others); });
 }
 
 // The same by one thread, with room for its sums.
 void apply_alone(const Few& few, size_t thread) {
-  float* room = scratch(thread, matvec_scratch(kFewTokens) + few.sums());
-  float* others = room + matvec_scratch(kFewTokens);
+  float* room = scratch(thread, matvec_scratch(kSharedTokens) + few.sums());
+  float* others = room + matvec_scratch(kSharedTokens);
   for (size_t part = 0; part < few.parts(); ++part) few.part(part, others, room);
   for (size_t t = 0; few.to_add_up() && t < few.tokens; ++t) few.add_up(t, others);
 }
@@ -197,22 +197,22 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
 }
 
 size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add) {
-  size_t groups = (rows + kFewTokens - 1) / kFewTokens, bytes = 0;
-  // Enough for all threads: each does a group's whole work, and its sums stay in its cache.
-  const bool shared = groups >= threads() && !w.factors;
-  if (shared) groups = (groups + threads() - 1) / threads() * threads();
-  const auto row = [&](size_t group) { return rows * group / groups; };
-  const auto tokens = [&](size_t group) { return row(group + 1) - row(group); };
-  if (shared) {
-    parallel(groups, [&](size_t g, size_t thread) {
-      const Channels all{nullptr, w.ic};
-      apply_alone({w, all, bias, x + row(g) * w.ic, tokens(g), y + row(g) * w.oc, add, 0, w.oc}, thread);
-    });
-    return groups * w.bytes();
-  }
-  for (size_t g = 0; g < groups; ++g)
-    bytes += apply(w, bias, x + row(g) * w.ic, tokens(g), y + row(g) * w.oc, add, Many::floats);
-  return bytes;
+  size_t bytes = 0;
+  for (size_t r = 0; w.factors && r < rows; r += kFewTokens)
+    bytes += apply(w, bias, x + r * w.ic, std::min(kFewTokens, rows - r), y + r * w.oc, add, Many::floats);
+  if (w.factors) return bytes;
+  size_t groups = (rows + kSharedTokens - 1) / kSharedTokens;
+  const bool own = groups >= threads();  // a thread does a group's whole work, and its sums stay in its cache
+  if (own) groups = (groups + threads() - 1) / threads() * threads();
+  const auto few = [&](size_t g) {
+    const size_t first = rows * g / groups, n = rows * (g + 1) / groups - first;
+    return Few(w, {nullptr, w.ic}, bias, x + first * w.ic, n, y + first * w.oc, add, 0, w.oc);
+  };
+  if (own)
+    parallel(groups, [&](size_t g, size_t thread) { apply_alone(few(g), thread); });
+  else
+    for (size_t g = 0; g < groups; ++g) apply_few(few(g));
+  return groups * w.bytes();
 }
 
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add) {

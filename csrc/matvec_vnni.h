@@ -19,7 +19,7 @@ static_assert(kFold * 255 * 32512 < 1ull << 31, "sums fit 32 bits");
 // them.
 template <class Column, size_t Most>
 struct Tile {
-  static constexpr size_t kColumns = Most == 1 ? kPanel / Column::kOutputs : 64;
+  static constexpr size_t kColumns = Most == 1 ? kPanel / Column::kOutputs : 16;
   static constexpr size_t kGroupsOf = Column::kOutputs / Column::kGroup;                // of a column
   static constexpr size_t kVectors = Column::kSums * 4;                                 // of sums, a column and token
   static size_t width(size_t columns) { return (columns * kGroupsOf + 15) / 16 * 16; }  // groups, whole vectors

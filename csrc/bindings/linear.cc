@@ -133,6 +133,7 @@ size_t select_above(Array<const float, 1> x, Norms norms, float least, Array<uin
 void bind_linear(nb::module_& m) {
   m.attr("PAD") = kPad;
   m.attr("FEW_TOKENS") = kFewTokens;
+  m.attr("SHARED_TOKENS") = kSharedTokens;
   m.attr("GROUP_INT8") = kGroupInt8;
   m.attr("GROUP_INT4") = kGroupInt4;
   m.def(

@@ -65,7 +65,7 @@ void matvec_hashed(const Mat& w, const Channels& c, const float* x, float* y, si
 
 void matvec_few_hashed(const Mat& w, const float* x, size_t tokens, float* y, size_t o0, size_t o1, size_t i0,
                        size_t i1, float*) {
-  matvec(w, All{}, Tokens<kFewTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1);
+  matvec(w, All{}, Tokens<kSharedTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1);
 }
 
 // kPad outputs at a time, so that their sums lie side by side whatever the length of a row is.

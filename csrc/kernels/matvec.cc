@@ -69,7 +69,7 @@ using Int4 = ByFloats;
   }                                                                                                               \
   void matvec_few_##quant(const Mat& w, const float* x, size_t tokens, float* y, size_t o0, size_t o1, size_t i0, \
                           size_t i1, float* scratch) {                                                            \
-    matvec<Row, By>(w, All{}, w.ic, Tokens<kFewTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1, scratch);       \
+    matvec<Row, By>(w, All{}, w.ic, Tokens<kSharedTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1, scratch);    \
   }
 MATVEC(f32, F32Row, ByFloats)
 MATVEC(bf16, Bf16Row, ByFloats)

@@ -36,7 +36,7 @@ void matvec_proc(const Mat& w, const Channels& c, const float* x, float* y, size
 }
 void matvec_few_proc(const Mat& w, const float* x, size_t tokens, float* y, size_t o0, size_t o1, size_t i0, size_t i1,
                      float* scratch) {
-  matvec(w, All{}, w.ic, Tokens<kFewTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1, scratch);
+  matvec(w, All{}, w.ic, Tokens<kSharedTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1, scratch);
 }
 
 }  // namespace ISA

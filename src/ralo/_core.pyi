@@ -25,6 +25,8 @@ PAD: int = 64
 
 FEW_TOKENS: int = 8
 
+SHARED_TOKENS: int = 16
+
 GROUP_INT8: int = 64
 
 GROUP_INT4: int = 32
