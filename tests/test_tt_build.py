@@ -185,7 +185,7 @@ def test_speed_is_measured_with_copies_that_fill_no_memory(monkeypatch):
     """Factors may be a thousandth of the weights: as many copies of those would be a thousand times the cache."""
     copied, copy = [], speed._copy
     monkeypatch.setattr(speed, "OUT_OF_CACHE", 1 << 20)
-    monkeypatch.setattr(speed, "ROUNDS", 3)
+    monkeypatch.setattr(speed, "ROUNDS", 25)
     monkeypatch.setattr(speed, "_known", {})
     monkeypatch.setattr(speed, "_copy", lambda m: copied.append(m.nbytes) or copy(m))
     w = np.asarray(random(512, 512, 4), np.float32)
