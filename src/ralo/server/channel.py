@@ -79,13 +79,14 @@ class Switchboard:
         self._handed = 0.0  # when the last of it was
 
     def deliver(self, made: Made) -> None:
-        """Called by the engine's thread, once a pass. It waits until all is sent: the next pass needs every core, and a
-        thread that loses its own in the middle of one holds up the others (benches/serve.py: a tenth more tokens)."""
+        """Called by the engine's thread, once a pass. Where all is handed over it waits until it is sent: the next pass
+        needs every core, and a thread that loses its own in the middle of one holds up the others."""
         if ready := self._ready(made):
             self._sent.clear()
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody is left to hear of it
                 self.loop.call_soon_threadsafe(self._deliver, ready)
-                self._sent.wait(PATIENCE_S)
+                if not self._held:
+                    self._sent.wait(PATIENCE_S)
 
     def _ready(self, made: Made) -> Made:
         """What is sent now: where several requests share the cores, sending each token by itself would cost as much as
