@@ -22,8 +22,8 @@ struct Linear {
 };
 size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 
-// Rows that belong to one text, and how they go through a layer. Several texts go together as exact passes: kFewTokens
-// rows at a time share the reading of weights, and each text gets the bits it would get alone.
+// Rows that belong to one text, and how they go through a layer. Several texts go together as exact passes:
+// kSharedTokens rows at a time share the reading of weights, and each text gets the bits it would get alone.
 struct TextRows {
   size_t tokens;
   const Cache* cache;

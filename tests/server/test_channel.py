@@ -124,3 +124,18 @@ def test_tokens_that_nobody_reads_are_counted_one_by_one(monkeypatch: pytest.Mon
         assert [delta.error for delta in to_a._new] == ["too much of this answer was not read"]
 
     run(test)
+
+
+def test_a_request_that_begins_and_goes_on_in_one_pass_is_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens stand first and last of what a pass made; the other one's still wait."""
+    monkeypatch.setattr(channel, "EVERY_S", 3600.0)
+
+    async def test(board: Switchboard) -> None:
+        a, b = job(), job()
+        to_a, to_b = board.open([a]), board.open([b])
+        await deliver(board, [token(b, "b0")])
+        assert texts(to_b) == ["b0"]
+        await deliver(board, [token(a, "a0"), token(b, "b1"), token(a, "a1")])
+        assert (texts(to_a), texts(to_b)) == (["a0a1"], [])
+
+    run(test)

@@ -131,7 +131,7 @@ async def whole(channel: Channel, shape: Shape) -> dict[str, Any]:
 
 
 async def events(channel: Channel, shape: Shape, with_usage: bool) -> AsyncIterator[str]:
-    """Server-sent events: what came in one pass is sent in one piece."""
+    """Server-sent events: what came since the last time is sent in one piece."""
     before, after = _frame(shape.body(True, []) | ({"usage": None} if with_usage else {}))
     sent = [0] * channel.count  # characters
     if shape.chat:

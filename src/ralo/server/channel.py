@@ -92,7 +92,7 @@ class Switchboard:
         """What is sent now: where several requests share the cores, sending each token by itself would cost as much as
         making it. First and last ones do not wait."""
         self._held += made
-        now, alone = time.perf_counter(), made[0][0] is made[-1][0]
+        now, alone = time.perf_counter(), len({job for job, _ in made}) == 1
         if alone or now - self._handed >= EVERY_S:
             ready, self._held, self._handed = self._held, [], now
             return ready
