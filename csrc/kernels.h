@@ -16,7 +16,7 @@ constexpr size_t kScratch = 256 * kPad;  // floats: one block of unpacked weight
 constexpr size_t kFewTokens = 8;         // as many give together what each gives alone
 constexpr size_t kSharedTokens = 16;     // and so many of several texts: the most that a matvec takes
 // Floats a matvec needs for its tokens: x beside the scales, and integer sums of a panel.
-constexpr size_t matvec_scratch(size_t tokens) { return (tokens + 2) * kPanel; }
+constexpr size_t matvec_scratch(size_t tokens) { return 2 * (tokens + 1) * kPanel; }
 
 // proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed. factors: products, see Factors.
 enum class Quant { f32, bf16, int8, int4, proc, hashed, factors };

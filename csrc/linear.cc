@@ -110,11 +110,8 @@ struct Few {
 void apply_few(const Few& few) {
   static thread_local Buffer<float> buffer;
   float* others = buffer.get(few.sums());
-  const size_t n = few.parts(), tasks = std::min(n, threads());
-  // A thread takes neighbouring parts, so that it reads on where it was reading.
-  parallel(tasks, [&](size_t task, size_t thread) {
-    for (size_t part = task * n / tasks; part < (task + 1) * n / tasks; ++part)
-      few.part(part, others, scratch(thread, matvec_scratch(kSharedTokens)));
+  parallel_runs(few.parts(), [&](size_t part, size_t thread) {
+    few.part(part, others, scratch(thread, matvec_scratch(kSharedTokens)));
   });
   parallel(few.to_add_up() ? few.tokens : 0, [&](size_t t, size_t) { few.add_up(t, others); });
 }

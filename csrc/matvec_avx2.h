@@ -12,18 +12,21 @@ namespace ISA {
 constexpr size_t kFold = 64;  // channels that share a step
 static_assert(kPass / 2 * 2 * 15 * 128 < 32768, "the pairs of a pass fit 16 bits");
 
+// Groups from pair to pair: never a power of two, which would put all pairs of a column into a few sets of the cache.
+constexpr size_t width_of(size_t groups) { return (groups + 15) / 16 * 16 + 16; }
+
 struct Folded {
-  alignas(32) uint16_t hi[kFold / 2][kGroups], lo[kFold / 2][kGroups];  // two channels' bytes in each
-  alignas(32) float zero[kGroups];                                      // what the weights' offset adds up to
-  float step;                                                           // value of one unit
+  alignas(32) uint16_t hi[kFold / 2 * width_of(kGroups)], lo[kFold / 2 * width_of(kGroups)];  // two channels' in each
+  alignas(32) float zero[kGroups];  // what the weights' offset adds up to
+  float step;                       // value of one unit
 };
 
-// Eight bf16 scales as floats, those past n zero.
-inline V scales_at(const uint16_t* s, size_t n) {
-  if (n >= kLanes) return load_bf16(s);
-  uint16_t eight[kLanes] = {0};
-  for (size_t i = 0; i < n; ++i) eight[i] = s[i];
-  return load_bf16(eight);
+// Sixteen bf16 scales, those past n zero.
+inline __m256i scales_at(const uint16_t* s, size_t n) {
+  if (n >= 16) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s));
+  alignas(32) uint16_t all[16] = {0};
+  for (size_t i = 0; i < n; ++i) all[i] = s[i];
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(all));
 }
 
 // The largest |scale| of a channel's groups: as integers, bf16 magnitudes are ordered too.
@@ -50,30 +53,39 @@ bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, si
   const uint16_t* first = w.scales + g0;
   const size_t stride = w.groups();
   const auto scales = [=](size_t i) { return first + pick(i0 + i) * stride; };
-  float inv;
-  if (!find_step(x, pick, i0, n, [&](size_t i) { return largest_scale(scales(i), groups); }, f.step, inv)) return false;
-  // Of two channels' 16-bit values in each dword: the high bytes to the first half of a lane, the low ones to the last.
-  const __m256i sort = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12, 14));
-  const __m256i low = _mm256_set1_epi64x(0x8080808080808080ll), none = _mm256_setzero_si256();
-  for (size_t g = 0; g < groups; g += kLanes) {
-    __m256i sum = none;
+  const size_t width = width_of(groups);
+  float units[kFold], largest[kFold], inv;
+  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], largest[i] = largest_scale(scales(i), groups);
+  if (!find_step(units, largest, n, f.step, inv)) return false;
+  for (size_t i = 0; i < n; ++i) units[i] *= inv;
+  const __m256i none = _mm256_setzero_si256(), second = _mm256_set1_epi16(static_cast<short>(0xff00));
+  for (size_t g = 0; g < groups; g += 16) {
+    __m256i sums[2] = {none, none};  // of groups 0 to 3 and 8 to 11, then of the others
     for (size_t p = 0; 2 * p < n; ++p) {
-      ahead.fetch(1);
-      __m256i u[2];
+      ahead.fetch(2);
+      __m256i words[2];
       for (size_t j = 0; j < 2; ++j) {
-        const V unit = set1(x[pick(i0 + 2 * p + j)] * inv), s = scales_at(scales(2 * p + j) + g, groups - g);
-        // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
-        u[j] = _mm256_cvtps_epi32(fma(s, unit, set1(128.f)));
+        const __m256i s = scales_at(scales(2 * p + j) + g, groups - g);
+        const V unit = set1(units[2 * p + j]), v[2] = {_mm256_castsi256_ps(_mm256_unpacklo_epi16(none, s)),
+                                                       _mm256_castsi256_ps(_mm256_unpackhi_epi16(none, s))};
+        __m256i u[2];
+        for (size_t h = 0; h < 2; ++h) {
+          // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
+          u[h] = _mm256_cvtps_epi32(fma(v[h], unit, set1(128.f)));
+          sums[h] = _mm256_add_epi32(sums[h], u[h]);
+        }
+        words[j] = _mm256_packs_epi32(u[0], u[1]);
       }
-      const __m256i both = _mm256_blend_epi16(u[0], _mm256_slli_epi32(u[1], 16), 0xaa);
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
-      const __m256i halves = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(both, sort), 0xd8);
-      const __m256i bytes = _mm256_xor_si256(halves, _mm256_blend_epi32(none, low, 0xf0));
-      _mm_store_si128(reinterpret_cast<__m128i*>(&f.hi[p][g]), _mm256_castsi256_si128(bytes));
-      _mm_store_si128(reinterpret_cast<__m128i*>(&f.lo[p][g]), _mm256_extracti128_si256(bytes, 1));
+      const __m256i hi = _mm256_blendv_epi8(_mm256_srli_epi16(words[0], 8), words[1], second);
+      const __m256i lo = _mm256_blendv_epi8(words[0], _mm256_slli_epi16(words[1], 8), second);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(f.hi + p * width + g), hi);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(f.lo + p * width + g),
+                         _mm256_xor_si256(lo, _mm256_set1_epi8(-128)));
     }
-    const V total = sub(_mm256_cvtepi32_ps(sum), set1(128.f * static_cast<float>(n)));
-    store(f.zero + g, mul(total, set1(8.f * f.step)));
+    const V offset = set1(128.f * static_cast<float>(n)), value = set1(8.f * f.step);
+    const __m256i order[2] = {_mm256_permute2x128_si256(sums[0], sums[1], 0x20),
+                              _mm256_permute2x128_si256(sums[0], sums[1], 0x31)};
+    for (size_t h = 0; h < 2; ++h) store(f.zero + g + 8 * h, mul(sub(_mm256_cvtepi32_ps(order[h]), offset), value));
   }
   return true;
 }
@@ -94,18 +106,28 @@ inline __m256i spread(const uint16_t* two) {
   return _mm256_shuffle_epi8(_mm256_set1_epi32(both), halves);
 }
 
-// y += step * (256 hi + lo) for the 8 outputs of each of two groups that a vector of sums holds.
-inline void add_sums(__m256i hi, __m256i lo, V step, float* first, float* second) {
+// sums += 256 hi + lo: 8 outputs of each of two groups, of both the first four, then of both the last four.
+inline void add_sums(__m256i hi, __m256i lo, __m256i* sums) {
   const __m256i weights = _mm256_set1_epi32(1 << 16 | 256);
-  const __m256i a = _mm256_madd_epi16(_mm256_unpacklo_epi16(hi, lo), weights);
-  const __m256i b = _mm256_madd_epi16(_mm256_unpackhi_epi16(hi, lo), weights);
-  store(first, fma(_mm256_cvtepi32_ps(_mm256_permute2x128_si256(a, b, 0x20)), step, load(first)));
-  store(second, fma(_mm256_cvtepi32_ps(_mm256_permute2x128_si256(a, b, 0x31)), step, load(second)));
+  sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_unpacklo_epi16(hi, lo), weights));
+  sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_unpackhi_epi16(hi, lo), weights));
+}
+// The sums of a column as outputs onto y, less what the weights' offset adds up to.
+inline void flush(const __m256i* sums, const float* zero, V step, float* y) {
+  for (size_t i = 0; i < 4; ++i)
+    for (size_t group = 0; group < 2; ++group) {
+      const __m256i a = sums[2 * i], b = sums[2 * i + 1];
+      const V v =
+          _mm256_cvtepi32_ps(group ? _mm256_permute2x128_si256(a, b, 0x31) : _mm256_permute2x128_si256(a, b, 0x20));
+      float* to = y + group * kGroupInt4 + 8 * i;
+      store(to, fma(v, step, sub(load(to), set1(zero[group]))));
+    }
 }
 
-// Pairs [p0, p0 + pairs) of one column of 64 outputs, `at` bytes into the rows.
+// Pairs of one column of 64 outputs, `at` bytes into the rows; x: where they begin in f, `width` from pair to pair.
 template <class Rows>
-inline void dot_pairs(const Rows& rows, size_t at, size_t pairs, const Folded& f, size_t p0, size_t g, float* y) {
+inline void dot_pairs(const Rows& rows, size_t at, size_t pairs, const Folded& f, size_t x, size_t width,
+                      __m256i* sums) {
   const __m256i nibble = _mm256_set1_epi8(15);
   __m256i hi[4], lo[4];  // low nibbles of the first and the last 8 bytes of each half, then the high ones
   for (size_t i = 0; i < 4; ++i) hi[i] = lo[i] = _mm256_setzero_si256();
@@ -113,23 +135,25 @@ inline void dot_pairs(const Rows& rows, size_t at, size_t pairs, const Folded& f
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[2 * p] + at));
     const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[2 * p + 1] + at));
     const __m256i ab = _mm256_unpacklo_epi8(a, b), cd = _mm256_unpackhi_epi8(a, b);
-    const __m256i w[4] = {_mm256_and_si256(ab, nibble), _mm256_and_si256(cd, nibble),
-                          _mm256_and_si256(_mm256_srli_epi16(ab, 4), nibble),
-                          _mm256_and_si256(_mm256_srli_epi16(cd, 4), nibble)};
-    const __m256i x_hi = spread(&f.hi[p0 + p][g]), x_lo = spread(&f.lo[p0 + p][g]);
-    for (size_t i = 0; i < 4; ++i) {
-      hi[i] = _mm256_add_epi16(hi[i], _mm256_maddubs_epi16(w[i], x_hi));
-      lo[i] = _mm256_add_epi16(lo[i], _mm256_maddubs_epi16(w[i], x_lo));
-    }
+    const __m256i x_hi = spread(f.hi + x + p * width), x_lo = spread(f.lo + x + p * width);
+    // One after another: registers hold the sums and one vector of weights, no more.
+    const auto add = [&](size_t i, __m256i bytes) {
+      const __m256i w = _mm256_and_si256(bytes, nibble);
+      hi[i] = _mm256_add_epi16(hi[i], _mm256_maddubs_epi16(w, x_hi));
+      lo[i] = _mm256_add_epi16(lo[i], _mm256_maddubs_epi16(w, x_lo));
+      asm volatile("" : "+x"(hi[i]), "+x"(lo[i]));
+    };
+    add(0, ab), add(1, cd), add(2, _mm256_srli_epi16(ab, 4)), add(3, _mm256_srli_epi16(cd, 4));
   }
-  const V step = set1(f.step);
-  for (size_t i = 0; i < 4; ++i) add_sums(hi[i], lo[i], step, y + 8 * i, y + kGroupInt4 + 8 * i);
+  for (size_t i = 0; i < 4; ++i) add_sums(hi[i], lo[i], sums + 2 * i);
 }
 
 // What is kept of the tokens on the way through a panel.
 template <class Column, size_t Most>
 struct Room {
+  static constexpr size_t kColumns = kPanel / Column::kOutputs;
   Folded folded[Most];
+  __m256i sums[Most][kColumns][8];
   float xs[kPass * kGroups];
 };
 
@@ -137,7 +161,8 @@ struct Room {
 template <class Column, class Pick, size_t Most>
 void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t i0,
                  size_t i1, Room<Column, Most>& room) {
-  const size_t rb = w.row_bytes(), g0 = o0 / kGroupInt4, groups = (o1 - o0) / kGroupInt4;
+  const size_t rb = w.row_bytes(), g0 = o0 / kGroupInt4, groups = (o1 - o0) / kGroupInt4, width = width_of(groups);
+  const size_t columns = groups / 2;
   Ahead<Pick> rows_ahead(w.data, rb, o0 / 2, (o1 - o0) / 2, pick, i0);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
   for (size_t c = i0; c < i1; c += kFold) {
@@ -147,25 +172,28 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& toke
     float* ys[Most];  // of the tokens that bytes can say, `live` of them
     size_t live = 0;
     for (size_t t = 0; t < tokens.count(); ++t) {
-      const Folded& f = room.folded[live];
-      float* y = tokens.y_of(t);
       if (!fold_bytes(w, pick, tokens.x_of(t), c, n, g0, groups, room.folded[live], rows_ahead)) {
         panel<Int4Row>(w, pick, count, tokens.only(t), o0, o1, c, c + n, room.xs);
         continue;
       }
-      for (size_t o = o0; o < o1; o += kLanes) store(y + o, sub(load(y + o), set1(f.zero[(o - o0) / kGroupInt4])));
-      ys[live++] = y;
+      std::memset(room.sums[live], 0, columns * sizeof(room.sums[0][0]));
+      ys[live++] = tokens.y_of(t);
     }
     for (size_t i = 0; i < n && live > 0; i += kPass) {
       const RowsAt<Pick, kPass> rows(w.data, rb, 0, pick, c + i, upto(n - i, kPass));
       rows_ahead.move(c + i + kPass, upto(c + i + 3 * kPass, count));
       scales_ahead.fetch(kPass * (2 * groups / 64 + 1));
-      for (size_t o = o0; o < o1; o += Column::kOutputs) {
+      for (size_t col = 0; col < columns; ++col) {
         rows_ahead.fetch(kPass / 2);
         for (size_t t = 0; t < (Most == 1 ? 1 : live); ++t)
-          dot_pairs(rows, o / 2, upto(n - i, kPass) / 2, room.folded[t], i / 2, (o - o0) / kGroupInt4, ys[t] + o);
+          dot_pairs(rows, o0 / 2 + 32 * col, upto(n - i, kPass) / 2, room.folded[t], i / 2 * width + 2 * col, width,
+                    room.sums[t][col]);
       }
     }
+    for (size_t t = 0; t < live; ++t)
+      for (size_t col = 0; col < columns; ++col)
+        flush(room.sums[t][col], room.folded[t].zero + 2 * col, set1(room.folded[t].step),
+              ys[t] + o0 + Column::kOutputs * col);
   }
 }
 

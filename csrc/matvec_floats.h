@@ -7,6 +7,7 @@ namespace ISA {
 
 constexpr size_t kPass = 16;  // channels whose rows are read side by side
 constexpr size_t kGroups = kPanel / kGroupInt4;
+constexpr size_t kLead = 32 << 10;  // bytes of rows that are asked for beyond the next ones
 
 // Tokens that go through the weights together. Each one's arithmetic is what it would be alone.
 template <size_t Most>
@@ -58,18 +59,26 @@ void fold(const Mat& w, Pick pick, const float* x, size_t i, size_t n, size_t o0
 }
 
 // For kernels that write x times its scales as 16-bit numbers: the value of one unit, so that the largest product of n
-// channels from the i0-th on is 32512 units, and its inverse. False: a value is not finite.
-template <class Pick, class Largest>
-bool find_step(const float* x, Pick pick, size_t i0, size_t n, Largest&& largest, float& step, float& inverse) {
-  float top = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const float v = std::fabs(x[pick(i0 + i)]) * largest(i);
-    if (!(v <= 3e38f)) return false;
-    top = v > top ? v : top;
+// channels' x and scales is 32512 units, and its inverse. False: a value is not finite.
+inline bool find_step(const float* x, const float* scales, size_t n, float& step, float& inverse) {
+  V most = zero();
+  const uint32_t all = (1u << kLanes) - 1;
+  uint32_t below = all;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const V v = mul(magnitude(load(x + i)), load(scales + i));
+    below &= bits_above(set1(3e38f), v);
+    most = max(v, most);
   }
-  step = top / 32512.f;
-  inverse = top > 1e-30f ? 32512.f / top : 0.f;  // below, the quotient may overflow: as good as zero
-  return true;
+  float largest = top(most);
+  for (; i < n; ++i) {
+    const float v = std::fabs(x[i]) * scales[i];
+    below &= v < 3e38f ? all : 0;
+    largest = v > largest ? v : largest;
+  }
+  step = largest / 32512.f;
+  inverse = largest > 1e-30f ? 32512.f / largest : 0.f;  // below, the quotient may overflow: as good as zero
+  return below == all;
 }
 
 // Tokens whose sums fit into registers beside the weights, and vectors of a block that are summed at a time.
@@ -104,16 +113,17 @@ void panel(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, si
   const size_t rb = w.row_bytes(), groups = Row::kGroup ? (o1 - o0) / Row::kGroup : 1;
   // Several tokens lie close together, to stay in the cache; for one a constant is quicker.
   const size_t width = Row::kGroup == 0 ? 1 : Most == 1 ? kGroups : groups;
+  const size_t lead = kPass + kLead / Row::bytes(o1 - o0);
+  Ahead<Pick> ahead(w.data, rb, Row::bytes(o0), Row::bytes(o1 - o0), pick, i0);
   for (size_t i = i0; i < i1; i += kPass) {
     const size_t n = upto(i1 - i, kPass), next = i + n;
     const RowsAt<Pick, kPass> rows(w.data, rb, 0, pick, i, n);
-    Ahead<Pick> ahead(w.data, rb, Row::bytes(o0), Row::bytes(o1 - o0), pick, next);
-    ahead.move(next, upto(next + kPass, count));
+    ahead.move(next, upto(next + lead, count));
     for (size_t t = 0; t < tokens.count(); ++t)
       fold<Row>(w, pick, tokens.x_of(t), i, n, o0, groups, xs + t * kPass * width, width);
     for (size_t o = o0; o < o1; o += kBlock) {
       const float* block = xs + (Row::kGroup ? (o - o0) / Row::kGroup : 0);
-      ahead.fetch((n * Row::bytes(kBlock) + 63) / 64);
+      ahead.fetch(n * Row::bytes(kBlock) / 64 + 1);
       if constexpr (Most == 1)  // not as a batch of one, which compilers make slower
         add_block<Row, 1>(rows, n, o, block, width, tokens.y + o, 0);
       else

@@ -9,6 +9,7 @@ namespace ISA {
 // What is kept of the tokens, and the seeds of this column and of the one before.
 template <size_t Most>
 struct ProcRoom {
+  static constexpr size_t kMost = Most;
   static constexpr size_t kColumns = Most == 1 ? kPanel / kPad : 16;  // of a tile
   static constexpr size_t kBlocks = Most == 1 ? kPanel / kPad : kColumns * kMostBlocks;
   alignas(64) int32_t bytes[kPass / 4 * Most * 2 * kColumns];  // (quads, tokens, 2, width): x times the scales
@@ -158,8 +159,7 @@ void panel_proc_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>&
         Ahead<Pick> ahead(w.data, rb, next_k * kPad, wide(next_k) * kPad, pick, next);
         ahead.move(next, upto(next + kPass, count));
         const size_t quads = upto(n - i, kPass) / 4;
-        for (size_t q = 0; q < quads; ++q)
-          fold_quad(w, pick, c, i + 4 * q, k, wide(k), width, room.bytes + q * room.live * 2 * width, room);
+        fold_quads(w.scales, columns.all, pick, c, i, quads, k, wide(k), width, room, ahead);
         const RowsAt<Pick, kPass> rows(w.data, rb, 0, pick, c + i, 4 * quads);
         dot_columns(w, columns, rows, quads, k, last, b0, b1, width, room, ahead);
       }

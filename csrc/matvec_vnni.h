@@ -14,12 +14,14 @@ namespace ISA {
 constexpr size_t kFold = 256;  // channels that share a step
 static_assert(kFold * 255 * 32512 < 1ull << 31, "sums fit 32 bits");
 
-// The weights are read tile by tile, kPass rows high, and x beside the scales and the sums of a tile are kept. One
-// token: whole rows, as they lie in memory. A few tokens: as wide as leaves room in the caches for all that is kept of
-// them.
+// The weights are read tile by tile, and x beside the scales and the sums of a tile are kept. One token: whole rows, as
+// they lie in memory, so few at a time that what is asked for ahead still comes in time. A few tokens: as wide as
+// leaves room in the caches for all that is kept of them.
 template <class Column, size_t Most>
 struct Tile {
   static constexpr size_t kColumns = Most == 1 ? kPanel / Column::kOutputs : 16;
+  static constexpr size_t kRows = Most == 1 ? Column::kRows : kPass;
+  static constexpr size_t kLeadOf = Most == 1 ? kLead : 0;
   static constexpr size_t kGroupsOf = Column::kOutputs / Column::kGroup;                // of a column
   static constexpr size_t kVectors = Column::kSums * 4;                                 // of sums, a column and token
   static size_t width(size_t columns) { return (columns * kGroupsOf + 15) / 16 * 16; }  // groups, whole vectors
@@ -34,6 +36,7 @@ struct Quad {
 template <class Column, size_t Most>
 struct Room {
   using T = Tile<Column, Most>;
+  static constexpr size_t kMost = Most;
   alignas(64) int32_t bytes[kPass / 4 * Most * 2 * T::kColumns * T::kGroupsOf];
   alignas(64) int32_t zero[Most][T::kColumns * T::kGroupsOf];  // sum of x in units: what the weights' offset adds up to
   __m512i sums[T::kColumns * Most * T::kVectors];
@@ -64,45 +67,53 @@ inline float largest_scale(const uint16_t* s, size_t groups) {
 // block, so that no group needs a maximum of its own. False: a value is not finite, and bytes cannot say so.
 template <class Pick, class Kept>
 bool find_units(Pick pick, const float* x, size_t i0, size_t n, Kept& room, size_t t) {
-  float inv;
-  if (!find_step(x, pick, i0, n, [&](size_t i) { return room.largest[i]; }, room.step[t], inv)) return false;
-  for (size_t i = 0; i < n; ++i) room.units[t][i] = x[pick(i0 + i)] * inv;
+  float *units = room.units[t], inverse;
+  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)];
+  if (!find_step(units, room.largest, n, room.step[t], inverse)) return false;
+  for (size_t i = 0; i < n; ++i) units[i] *= inverse;
   return true;
 }
 
-// Four channels from the i-th on of a block that starts with the i0-th, as bytes beside groups [g0, g0 + groups).
+// Quads of channels from the i-th on of a block that starts with the i0-th, as bytes beside groups [g0, g0 + groups) of
+// their scales. Meanwhile rows are asked for.
 template <class Pick, class Kept>
-inline void fold_quad(const Mat& w, Pick pick, size_t i0, size_t i, size_t g0, size_t groups, size_t width,
-                      int32_t* out, Kept& room) {
+void fold_quads(const uint16_t* scales, size_t stride, Pick pick, size_t i0, size_t i, size_t quads, size_t g0,
+                size_t groups, size_t width, Kept& room, Ahead<Pick>& ahead) {
   // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
   const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
   const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
                 high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
-  const uint16_t* scales[4];
-  for (size_t j = 0; j < 4; ++j) scales[j] = w.scales + pick(i0 + i + j) * w.groups() + g0;
+  const RowsAt<Pick, kPass> rows(reinterpret_cast<const uint8_t*>(scales), 2 * stride, 2 * g0, pick, i0 + i, 4 * quads);
+  const size_t live = room.count(), next = live * 2 * width;
   for (size_t g = 0; g < groups; g += 16) {
     const __mmask16 k = groups - g >= 16 ? 0xffff : static_cast<__mmask16>((1u << (groups - g)) - 1);
-    __m512 v[4];
-    for (size_t j = 0; j < 4; ++j) {
-      const __m256i s = _mm256_maskz_loadu_epi16(k, scales[j] + g);
-      v[j] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
+    __m512i zero[Kept::kMost];
+    for (size_t t = 0; t < live; ++t) zero[t] = _mm512_load_si512(room.zero[t] + g);
+    for (size_t q = 0; q < quads; ++q) {
+      ahead.fetch(1);
+      __m512 v[4];
+      for (size_t j = 0; j < 4; ++j) {
+        const __m256i s = _mm256_maskz_loadu_epi16(k, rows[4 * q + j] + 2 * g);
+        v[j] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
+      }
+      for (size_t t = 0; t < live; ++t) {
+        const float* unit = room.units[t] + i + 4 * q;
+        __m512i u[4];
+        // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
+        for (size_t j = 0; j < 4; ++j)
+          u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v[j], _mm512_set1_ps(unit[j]), _mm512_set1_ps(128.f)));
+        const __mmask32 odd = 0xaaaaaaaa;
+        const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
+        const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
+        int32_t* to = room.bytes + q * next + 2 * t * width + g;
+        _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
+        _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
+        const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(u[0], u[1]), _mm512_add_epi32(u[2], u[3]));
+        zero[t] = _mm512_add_epi32(zero[t], sum);
+      }
     }
-    for (size_t t = 0; t < room.count(); ++t) {
-      __m512i u[4];
-      // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
-      for (size_t j = 0; j < 4; ++j)
-        u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v[j], _mm512_set1_ps(room.units[t][i + j]), _mm512_set1_ps(128.f)));
-      const __mmask32 odd = 0xaaaaaaaa;
-      const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
-      const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
-      int32_t* to = out + 2 * t * width + g;
-      _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
-      _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
-      const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(u[0], u[1]), _mm512_add_epi32(u[2], u[3]));
-      int32_t* zero = room.zero[t] + g;
-      _mm512_store_si512(zero, _mm512_add_epi32(_mm512_load_si512(zero), sum));
-    }
+    for (size_t t = 0; t < live; ++t) _mm512_store_si512(room.zero[t] + g, zero[t]);
   }
 }
 
@@ -135,7 +146,7 @@ inline void add_to(float* y, __m512 v, float zero, float step) {
 // bytes; flush() turns sums of both into outputs. kBatch: tokens whose sums fit into registers.
 struct Int8Column {
   using Row = Int8Row;
-  static constexpr size_t kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64, kBatch = 3;
+  static constexpr size_t kRows = 8, kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64, kBatch = 3;
   static constexpr bool kHalves = false;
   static constexpr float kOffset = 128.f;
   template <size_t N, size_t M>
@@ -161,7 +172,7 @@ struct Int8Column {
 // the high nibbles alone needs one AND; the low nibbles are the difference, exact in integers.
 struct Int4Column {
   using Row = Int4Row;
-  static constexpr size_t kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
+  static constexpr size_t kRows = 16, kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
   static constexpr bool kHalves = true;
   static constexpr float kOffset = 8.f;
   static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
@@ -261,11 +272,14 @@ void dot_tile(const Rows& rows, size_t quads, size_t columns, bool half, size_t 
 // The tokens that bytes can say get a place in the room; the others are done with floats, as each would be alone.
 template <class Column, class Pick, size_t Most>
 void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t c, size_t n,
-            Room<Column, Most>& room) {
+            Room<Column, Most>& room, Ahead<Pick>& ahead) {
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const uint16_t* scales = w.scales + g0;
   const size_t stride = w.groups();
-  for (size_t i = 0; i < n; ++i) room.largest[i] = largest_scale(scales + pick(c + i) * stride, groups);
+  for (size_t i = 0; i < n; ++i) {
+    ahead.fetch(4);
+    room.largest[i] = largest_scale(scales + pick(c + i) * stride, groups);
+  }
   room.live = 0;
   for (size_t t = 0; t < tokens.count(); ++t) {
     if (find_units(pick, tokens.x_of(t), c, n, room, room.live))
@@ -303,25 +317,26 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& toke
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const auto wide = [&](size_t col) { return upto(columns - col, T::kColumns); };  // columns of a tile
   const auto groups_at = [&](size_t col) { return upto(groups - col * T::kGroupsOf, wide(col) * T::kGroupsOf); };
-  Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
+  const size_t stride = w.oc / Column::kGroup, lead = T::kRows + T::kLeadOf / (64 * columns);  // rows
+  Ahead<Pick> scales_ahead(w.scales, 2 * stride, 2 * g0, 2 * groups, pick, i0);
+  Ahead<Pick> ahead(w.data, rb, first, 64 * wide(0), pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
-    scales_ahead.move(c + kFold, upto(c + 2 * kFold, count));
-    settle(w, pick, count, tokens, o0, o1, c, n, room);
+    scales_ahead.move(c + n, upto(c + n + kFold, count));
+    ahead.move(c, upto(c + lead, count));
+    settle(w, pick, count, tokens, o0, o1, c, n, room, ahead);
     for (size_t col = 0; col < columns && room.live > 0; col += wide(col)) {
       clear(room, wide(col), n);
-      for (size_t i = 0; i < n; i += kPass) {
+      for (size_t i = 0; i < n; i += T::kRows) {
         // The next tile lies below, or at the top of the next columns, or in the next block.
-        const bool below = i + kPass < n, beside = !below && col + wide(col) < columns;
-        const size_t next = below ? c + i + kPass : beside ? c : c + n;
+        const bool below = i + T::kRows < n, beside = !below && col + wide(col) < columns;
+        const size_t next = below ? c + i + T::kRows : beside ? c : c + n;
         const size_t next_col = below ? col : beside ? col + wide(col) : 0;
-        Ahead<Pick> ahead(w.data, rb, first + 64 * next_col, 64 * wide(next_col), pick, next);
-        ahead.move(next, upto(next + kPass, count));
-        const size_t quads = upto(n - i, kPass) / 4, width = T::width(wide(col));
+        if (next_col != col) ahead = Ahead<Pick>(w.data, rb, first + 64 * next_col, 64 * wide(next_col), pick, next);
+        ahead.move(next, upto(next + lead, count));
+        const size_t quads = upto(n - i, T::kRows) / 4, width = T::width(wide(col));
         if (col == 0) scales_ahead.fetch(4 * quads * (2 * groups / 64 + 1));
-        for (size_t q = 0; q < quads; ++q)
-          fold_quad(w, pick, c, i + 4 * q, g0 + col * T::kGroupsOf, groups_at(col), width,
-                    room.bytes + q * room.live * 2 * width, room);
+        fold_quads(w.scales, stride, pick, c, i, quads, g0 + col * T::kGroupsOf, groups_at(col), width, room, ahead);
         const RowsAt<Pick, kPass> rows(w.data, rb, first + 64 * col, pick, c + i, 4 * quads);
         dot_tile(rows, quads, wide(col), groups_at(col) < wide(col) * T::kGroupsOf, width, room, ahead);
       }

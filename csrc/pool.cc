@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -30,9 +31,22 @@ struct Job {
   uint32_t tasks = 0;
 };
 
+// Neighbouring tasks: the next one << 32 | the end. Its own thread takes the first, others the last.
+struct alignas(64) Run {
+  std::atomic<uint64_t> left{0};
+  bool take(bool own, size_t& task) {
+    uint64_t l = left.load(std::memory_order_relaxed);
+    do {
+      if (l >> 32 >= static_cast<uint32_t>(l)) return false;
+    } while (!left.compare_exchange_weak(l, own ? l + (1ull << 32) : l - 1, std::memory_order_relaxed));
+    task = own ? l >> 32 : static_cast<uint32_t>(l) - 1;
+    return true;
+  }
+};
+
 class Pool {
  public:
-  explicit Pool(size_t n) : threads_(n), buffers_(n) {
+  explicit Pool(size_t n) : threads_(n), buffers_(n), runs_(n) {
     for (size_t i = 1; i < n; ++i) workers_.emplace_back([this, i] { work(i); });
   }
   ~Pool() {
@@ -47,6 +61,17 @@ class Pool {
     while (claim_one(epoch, 0)) {
     }
     while (done_.load(std::memory_order_acquire) < job.tasks) RELAX();
+  }
+
+  void run_runs(Job job) {
+    const size_t n = std::min<size_t>(threads_, job.tasks);
+    for (size_t r = 0; r < n; ++r) runs_[r].left = r * job.tasks / n << 32 | (r + 1) * job.tasks / n;
+    auto own = [&](size_t first, size_t thread) {
+      size_t task;
+      for (size_t r = 0; r < n; ++r)
+        while (runs_[(first + r) % n].take(r == 0, task)) job.fn(job.ctx, task, thread);
+    };
+    run(Job{called<decltype(own)>, &own, static_cast<uint32_t>(n)});
   }
 
   float* scratch(size_t thread, size_t n) { return buffers_[thread].get(n); }
@@ -106,6 +131,7 @@ class Pool {
 
   const size_t threads_;
   std::vector<Buffer<float>> buffers_;
+  std::vector<Run> runs_;
   alignas(64) std::atomic<uint64_t> ticket_{0};  // epoch << 32 | tasks not yet claimed
   alignas(64) std::atomic<uint32_t> done_{0};
   Job job_;
@@ -135,15 +161,24 @@ Pool& pool() {
 
 }  // namespace
 
-void parallel(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) {
+namespace {
+
+void in_turn(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx, void (Pool::*run)(Job)) {
   if (tasks == 0) return;
   std::lock_guard<std::mutex> turn(g_turn);
   Pool& p = pool();
   if (tasks == 1 || p.size() == 1) {
     for (size_t i = 0; i < tasks; ++i) fn(ctx, i, 0);
   } else {
-    p.run(Job{fn, ctx, static_cast<uint32_t>(tasks)});
+    (p.*run)(Job{fn, ctx, static_cast<uint32_t>(tasks)});
   }
+}
+
+}  // namespace
+
+void parallel(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) { in_turn(tasks, fn, ctx, &Pool::run); }
+void parallel_runs(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) {
+  in_turn(tasks, fn, ctx, &Pool::run_runs);
 }
 
 size_t threads() { return g_threads; }

@@ -7,12 +7,21 @@
 // must not depend on which thread computed it. Callers from several Python threads take turns.
 void parallel(size_t tasks, void (*fn)(void* ctx, size_t task, size_t thread), void* ctx);
 
+// The same where neighbouring tasks want one thread, which then reads on where it was reading: each thread has a run of
+// them, and one that is done takes the last of another's.
+void parallel_runs(size_t tasks, void (*fn)(void* ctx, size_t task, size_t thread), void* ctx);
+
+template <class F>
+void called(void* ctx, size_t task, size_t thread) {
+  (*static_cast<std::remove_reference_t<F>*>(ctx))(task, thread);
+}
 template <class F>
 void parallel(size_t tasks, F&& f) {
-  parallel(
-      tasks,
-      [](void* ctx, size_t task, size_t thread) { (*static_cast<std::remove_reference_t<F>*>(ctx))(task, thread); },
-      &f);
+  parallel(tasks, called<F>, &f);
+}
+template <class F>
+void parallel_runs(size_t tasks, F&& f) {
+  parallel_runs(tasks, called<F>, &f);
 }
 
 size_t threads();
