@@ -22,8 +22,8 @@ from ralo.sequence import Sequence
 
 TOKENS = np.random.default_rng(4).integers(2, 97, 221).tolist()
 SHORT = Event(keys=16, min_ctx=0, hold=8)
-LEVELS = "0123456789abc"  # of a budget, as they are recorded
-TURNS = 12  # tokens in which layers take turns at them
+LEVELS = "0123456789abcd"  # of a budget, as they are recorded
+TURNS = 13  # tokens in which layers take turns at them
 FIRST = 4 + 32 + 128 + 16 - 1  # the first position whose keys are held
 SETTINGS = {
     "plain": SHORT,
@@ -174,7 +174,7 @@ def test_metrics_under_a_budget(directory):
     lm.generate(TOKENS[:190], 20, temperature=0)
     m = lm.metrics()
     assert {name for name in m if name.startswith("event.")} == {f"event.{name}" for name in Event.metrics}
-    turns = [12, 12, *(level for t in range(1, TURNS) for level in (t, t + 1))]
+    turns = [13, 13, *(level for t in range(1, TURNS) for level in (t, t + 1))]
     assert 0 < m["event.budget_ms_used"] < 1e4 and m["event.level"] == pytest.approx(sum(turns) / (2 * 19))
 
 
@@ -391,7 +391,7 @@ def test_a_budget_with_plenty_of_time_is_dense_bit_for_bit(directory):
     lm = paced(directory)
     assert not np.array_equal(decoded(lm, tokens=TOKENS[:TURNS]), decoded(lm, tokens=TOKENS[:TURNS], dense=True))
     assert np.array_equal(decoded(lm), decoded(lm, dense=True))
-    turns = [bytes([12, 12]), *(bytes([t, t + 1]) for t in range(1, TURNS))]
+    turns = [bytes([13, 13]), *(bytes([t, t + 1]) for t in range(1, TURNS))]
     assert lm.model.pace.schedule == turns + [bytes(2)] * 220
     assert lm.model.pace.note == ""
 
@@ -400,8 +400,8 @@ def test_a_budget_that_cannot_be_kept_does_the_least(directory):
     lm = paced(directory, budget_ms=1e-3)
     made = lm.generate(TOKENS[:190], WARM + 8, temperature=0)
     levels = lm.model.pace.schedule
-    assert len(made.tokens) == WARM + 8 and levels[0] == bytes([12, 12])
-    assert {x for token in levels[TURNS:] for x in token} == {12} and len(levels) == WARM + 7
+    assert len(made.tokens) == WARM + 8 and levels[0] == bytes([13, 13])
+    assert {x for token in levels[TURNS:] for x in token} == {13} and len(levels) == WARM + 7
     assert (
         lm.model.pace.note.startswith("budget 0.001 ms is less than the ") and "of the least work" in lm.model.pace.note
     )
@@ -463,7 +463,7 @@ def test_levels_that_were_made_up_are_replayed(directory, tmp_path):
 def test_a_schedule_of_another_model_is_refused(directory, tmp_path):
     file = tmp_path / "levels"
     file.write_text("ralo event schedule\n000\n")
-    with pytest.raises(RaloError, match="is not a schedule of 2 layers and 13 levels"):
+    with pytest.raises(RaloError, match="is not a schedule of 2 layers and 14 levels"):
         paced(directory, replay=str(file))
 
 
@@ -485,7 +485,7 @@ def at_levels(directory, file, **settings) -> list[tuple[int, float]]:
 def test_less_is_read_at_every_level(directory, tmp_path):
     read = [n for n, _ in at_levels(directory, tmp_path / "levels", head_gap=100.0)]
     assert read == sorted(read, reverse=True) and read[0] > read[1] == read[2] == read[3]
-    assert len(set(read[3:])) == 10 and read[-1] < 0.8 * read[0]
+    assert len(set(read[3:])) == 11 and read[-1] < 0.8 * read[0]
 
 
 def test_heads_hold_their_keys_before_less_is_sent(directory, tmp_path):

@@ -17,7 +17,7 @@ class Pacer:
     """Notes what it is asked for; its layers take `layers_s` and have the levels in `used`."""
 
     def __init__(self, layers_s: float = 0.05, used: tuple[int, ...] = (0, 3, 10), least: float = 0.01) -> None:
-        self.layers_s, self.used, self.least = layers_s, list(used), least
+        self.layers_s, self.used, self.least, self.layers = layers_s, list(used), least, len(used)
         self.asked: list[float] = []
         self.replayed: list[list[int]] = []
 

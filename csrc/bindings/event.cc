@@ -62,10 +62,11 @@ struct BlocksObject : Paced<EventBlocks> {
 struct KeysObject : Paced<EventKeys> {
   KeysObject(size_t keys, std::vector<float> limits, size_t sinks, size_t recent, size_t min_ctx, size_t age_max,
              size_t turn, size_t turns, float query_theta, float reuse_theta, float beta, float lambda, size_t layer,
-             PacerObject* pacer)
+             PacerObject* pacer, std::vector<bool> half)
       : Paced<EventKeys>(EventKeysRule{keys, sinks, recent, min_ctx, age_max, turn, turns, query_theta, reuse_theta,
-                                       beta, lambda, limits},
+                                       beta, lambda, limits, half},
                          layer, pacer, std::nullopt, limits.size()) {
+    need(half.empty() || half.size() == limits.size(), "half must be as long as limits");
     need(keys > 0 && age_max > 0 && turns > 0, "keys, age_max and turns must be positive");
     need(turn < (1u << 20) && turns < (1u << 20) && age_max < (1u << 30), "too many turns");
     need(sinks < (1u << 20) && recent < (1u << 20) && keys < (1u << 30), "too many keys");
@@ -118,7 +119,8 @@ void bind_event(nb::module_& m) {
       .def_prop_ro("used", &PacerObject::used, "Levels by layer, of the last token")
       .def_prop_ro("least", &PacerObject::least, "Seconds that a token's layers take at the last level")
       .def_prop_ro("seconds", &PacerObject::seconds, "Of a layer, by level; 0: not known yet")
-      .def_prop_ro("levels", &PacerObject::levels);
+      .def_prop_ro("levels", &PacerObject::levels)
+      .def_prop_ro("layers", &PacerObject::layers);
   nb::class_<InputObject, Input>(m, "EventInput", "Only the channels that moved since they were sent are read")
       .def(nb::init<size_t, Norms, size_t, Levels, bool, float, float, float, size_t, size_t, size_t, PacerObject*>(),
            nb::arg("n"), array("norms").none(), nb::arg("block"), nb::arg("most"), nb::arg("track"), nb::arg("theta"),
@@ -134,11 +136,11 @@ void bind_event(nb::module_& m) {
       .def("counts", &block_counts);
   nb::class_<KeysObject, AttendSlot>(m, "EventKeys", "The same keys for some tokens, where that is good enough")
       .def(nb::init<size_t, std::vector<float>, size_t, size_t, size_t, size_t, size_t, size_t, float, float, float,
-                    float, size_t, PacerObject*>(),
+                    float, size_t, PacerObject*, std::vector<bool>>(),
            nb::arg("keys"), nb::arg("limits"), nb::arg("sinks") = 4, nb::arg("recent") = 32, nb::arg("min_ctx") = 1024,
            nb::arg("age_max") = 32, nb::arg("turn") = 0, nb::arg("turns") = 1, nb::arg("query_theta") = 0.f,
            nb::arg("reuse_theta") = 0.f, nb::arg("beta") = 1.f, nb::arg("decay") = 0.f, nb::arg("layer") = 0,
-           nb::arg("pacer").none() = nb::none())
+           nb::arg("pacer").none() = nb::none(), nb::arg("half") = std::vector<bool>())
       .def_rw("plant", &KeysObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", &key_counts);
 }

@@ -37,12 +37,13 @@ void add_importance(const float* scores, size_t n, size_t g, std::vector<float>&
   for (size_t j = 0; j < n; ++j) known[j] = kFade * known[j] + best * weight[j];
 }
 
-// The choosable keys as one: means, and what they weigh beside what their mean key says.
+// The keys that are not in the list as one: means, and what they weigh beside what their mean key says. The scores of
+// those in the list are lost.
 void summarise(const EventKeysRule& rule, const HeldCall& call, const float* q, const HeldKeys& state, size_t head,
-               float* scores, HeldHead& out) {
+               size_t until, float* scores, Choice& out) {
   static thread_local Buffer<float> others;
   const Cache& c = call.c;
-  const size_t ep = c.ep, n = call.keys(), until = out.until, rest = until - rule.sinks - out.list.size();
+  const size_t ep = c.ep, n = call.keys(), rest = until - rule.sinks - out.list.size();
   float* taken = others.get(2 * ep);
   std::fill(taken, taken + 2 * ep, 0.f);
   std::vector<uint32_t> first(rule.sinks);
@@ -64,6 +65,25 @@ void summarise(const EventKeysRule& rule, const HeldCall& call, const float* q, 
   }
 }
 
+// Of n values those at the k largest, ascending.
+void take_best(const float* values, size_t n, size_t k, std::vector<uint32_t>& list) {
+  static thread_local Buffer<uint32_t> scratch, winners;
+  uint32_t* won = winners.get(n);
+  list.assign(won, won + kernels().select_top(values, nullptr, n, std::min(k, n), scratch.get(n), won));
+}
+
+void choose(const EventKeysRule& rule, size_t until, HeldHead& h) {
+  h.choice.resize(rule.half.empty() ? 1 : 2);
+  std::vector<uint32_t>& all = h.choice[0].list;
+  take_best(h.importance.data() + rule.sinks, until - rule.sinks, rule.keys, all);
+  for (uint32_t& at : all) at += static_cast<uint32_t>(rule.sinks);
+  if (h.choice.size() == 1) return;
+  std::vector<float> of_all;
+  for (uint32_t at : all) of_all.push_back(h.importance[at]);
+  take_best(of_all.data(), all.size(), (all.size() + 1) / 2, h.choice[1].list);
+  for (uint32_t& at : h.choice[1].list) at = all[at];
+}
+
 }  // namespace
 
 void HeldKeys::trim(size_t length) {
@@ -76,8 +96,9 @@ void HeldKeys::trim(size_t length) {
 }
 
 size_t HeldHead::nbytes() const {
-  const size_t floats = importance.capacity() + key.capacity() + value.capacity() + offset.capacity() + q.capacity();
-  return (list.capacity() + floats) * sizeof(float);
+  size_t sum = (importance.capacity() + q.capacity()) * sizeof(float) + choice.capacity() * sizeof(Choice);
+  for (const Choice& c : choice) sum += c.nbytes();
+  return sum;
 }
 size_t HeldKeys::nbytes() const {
   size_t sum = last.nbytes();
@@ -110,7 +131,7 @@ void choose_keys(const EventKeysRule& rule, const HeldCall& call, const float* q
                  const std::vector<size_t>& heads, const std::vector<float>& errors) {
   const Cache& c = call.c;
   const size_t n = call.keys(), g = call.g(), until = (n - rule.recent) / kSumKeys * kSumKeys;
-  const size_t runs = (n + kRun - 1) / kRun, room = until - rule.sinks;
+  const size_t runs = (n + kRun - 1) / kRun;
   static thread_local Buffer<float> buffer;
   float* all = buffer.get(heads.size() * g * n);
   const auto kernel = key_kernels(c.kind);
@@ -120,7 +141,6 @@ void choose_keys(const EventKeysRule& rule, const HeldCall& call, const float* q
                   all + i * g * n + first, n);
   });
   parallel(heads.size(), [&](size_t i, size_t) {
-    static thread_local Buffer<uint32_t> scratch, winners;
     const float* queries = q + heads[i] * g * c.ep;
     float* scores = all + i * g * n;
     HeldHead h = state.now[heads[i]];
@@ -128,12 +148,9 @@ void choose_keys(const EventKeysRule& rule, const HeldCall& call, const float* q
     h.from = call.position, h.until = until, ++h.choices;
     h.q.assign(queries, queries + g * c.ep);
     add_importance(scores, n, g, h.importance);
-    uint32_t* won = winners.get(room);
-    const size_t kept = kernels().select_top(h.importance.data() + rule.sinks, nullptr, room, std::min(rule.keys, room),
-                                             scratch.get(room), won);
-    h.list.resize(kept);
-    for (size_t k = 0; k < kept; ++k) h.list[k] = won[k] + static_cast<uint32_t>(rule.sinks);
-    summarise(rule, call, queries, state, heads[i], scores, h);
+    choose(rule, until, h);
+    for (size_t k = h.choice.size(); k-- > 0;)  // the half first: it is part of all
+      summarise(rule, call, queries, state, heads[i], until, scores, h.choice[k]);
     state.before[heads[i]] = std::move(state.now[heads[i]]), state.now[heads[i]] = std::move(h);
   });
 }

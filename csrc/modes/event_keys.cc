@@ -24,16 +24,18 @@ struct Token {
   const EventKeysRule& rule;
   const HeldCall& call;
   HeldKeys& state;
-  float limit;
+  const float limit;
+  const bool half;
   EventKeysCounts& now;
   const float* q;
   const size_t kv, g, row;
 
-  Token(const EventKeysRule& r, const HeldCall& c, HeldKeys& s, float limit_, EventKeysCounts& counts)
+  Token(const EventKeysRule& r, const HeldCall& c, HeldKeys& s, size_t level, EventKeysCounts& counts)
       : rule(r),
         call(c),
         state(s),
-        limit(limit_),
+        limit(r.limits[level]),
+        half(r.halves(level)),
         now(counts),
         q(padded_queries(c)),
         kv(c.c.heads),
@@ -62,7 +64,7 @@ std::vector<float> Token::try_held(const std::vector<bool>& which) {
   std::vector<float> out(call.heads * call.e);
   HeldCall into = call;
   into.out = out.data();
-  const size_t read = attend_held(rule, into, q, state.now, which, std::vector<bool>(kv, false));
+  const size_t read = attend_held(rule, into, q, state.now, false, which, std::vector<bool>(kv, false));
   now.kept += read, now.bytes_read += 2 * read * row;
   return out;
 }
@@ -82,7 +84,7 @@ void Token::run() {
   }
   const bool any = std::find(compared.begin(), compared.end(), true) != compared.end();
   const std::vector<float> tried = any ? try_held(compared) : std::vector<float>();
-  const size_t read = attend_held(rule, call, q, state.now, held, all), width = g * call.e;
+  const size_t read = attend_held(rule, call, q, state.now, half, held, all), width = g * call.e;
   now.kept += read, now.bytes_read += 2 * read * row;
   remember(reused);
   if (choosing.empty()) return;
@@ -90,7 +92,8 @@ void Token::run() {
   for (size_t h : choosing) errors.push_back(compared[h] ? distance(tried.data() + h * width, out(h), width) : 0.f);
   choose_keys(rule, call, q, state, choosing, errors);
   for (size_t i = 0; i < choosing.size(); ++i) {  // scores of all keys, and the rows that were summed up
-    now.bytes_read += (call.keys() + 2 * (rule.sinks + state.now[choosing[i]].list.size())) * row;
+    now.bytes_read += call.keys() * row;
+    for (const Choice& c : state.now[choosing[i]].choice) now.bytes_read += 2 * (rule.sinks + c.list.size()) * row;
     ++now.choices, now.error += static_cast<double>(errors[i]);
   }
 }
@@ -137,7 +140,7 @@ const float* padded_queries(const HeldCall& call) {
 }
 
 size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float* q, const std::vector<HeldHead>& heads,
-                   const std::vector<bool>& held, const std::vector<bool>& exact) {
+                   bool half, const std::vector<bool>& held, const std::vector<bool>& exact) {
   const Cache& c = call.c;
   const size_t n = call.keys(), g = call.g(), ep = c.ep, size = part_size(g, ep), runs = (n + kRun - 1) / kRun;
   const size_t most = std::max<size_t>(runs, 3), halves = 2;
@@ -150,7 +153,7 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
   size_t read = 0;
   for (size_t h = 0; h < c.heads; ++h) {
     for (size_t r = 0; r < (exact[h] ? runs : held[h] ? halves : 0); ++r) tasks.push_back({h, r});
-    read += exact[h] ? n : held[h] ? rule.sinks + heads[h].list.size() + n - heads[h].until : 0;
+    read += exact[h] ? n : held[h] ? rule.sinks + heads[h].choice[half].list.size() + n - heads[h].until : 0;
   }
   const auto kernel = key_kernels(c.kind);
   const auto whole = keys_kernel(c.kind);
@@ -158,9 +161,9 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
   const auto some = [&](const Task& t, float* part) {
     static thread_local Buffer<uint32_t> lists;
     static thread_local Buffer<float> all;
-    const std::vector<uint32_t>& chosen = heads[t.head].list;
+    const std::vector<uint32_t>& chosen = heads[t.head].choice[half].list;
     const size_t until = heads[t.head].until;
-    const size_t half = chosen.size() / 2, a = t.run == 0 ? 0 : half, b = t.run == 0 ? half : chosen.size();
+    const size_t middle = chosen.size() / 2, a = t.run == 0 ? 0 : middle, b = t.run == 0 ? middle : chosen.size();
     const size_t room = b - a + (t.run == 0 ? rule.sinks : n - until);
     uint32_t *list = lists.get(room), *to = list;
     for (size_t i = 0; t.run == 0 && i < rule.sinks; ++i) *to++ = static_cast<uint32_t>(i);
@@ -183,7 +186,7 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
     if (!exact[h] && !held[h]) continue;
     float* of_head = parts + h * most * size;
     if (held[h]) {  // the rest as one more part: its weight, and the mean of the values
-      const HeldHead& rest = heads[h];
+      const Choice& rest = heads[h].choice[half];
       float* part = of_head + halves * size;
       for (size_t k = 0; k < g; ++k) {
         part[k] = rest.offset[k], part[g + k] = 1.f;
@@ -201,8 +204,8 @@ size_t EventKeys::attend(const Cache& c, const float* q, size_t stride, size_t t
                          size_t window, float scale, float* out, const Pass& pass) {
   if (tokens == 0) return 0;
   const size_t least = std::max(rule.min_ctx, rule.sinks + rule.recent + 2 * kSumKeys + rule.keys);
-  const float limit = rule.limits[pacer ? pacer->level(layer) : 0];
-  const size_t longest = limit < 0 ? 0 : window ? window : SIZE_MAX;
+  const size_t level = pacer ? pacer->level(layer) : 0;
+  const size_t longest = rule.limits[level] < 0 ? 0 : window ? window : SIZE_MAX;
   EventKeysCounts now{};
   size_t whole = 0;
   const auto dense = [&](size_t first, size_t last) {
@@ -222,7 +225,7 @@ size_t EventKeys::attend(const Cache& c, const float* q, size_t stride, size_t t
     const HeldCall call{c, q + t * stride, heads, e, pass.past + t, scale, out + t * heads * e};
     now.bytes_read += held.grow(c, call.keys() - rule.recent);
     whole += c.heads * call.keys() * 2 * c.row_bytes();
-    Token token(rule, call, held, limit, now);
+    Token token(rule, call, held, level, now);
     token.run();
   }
   whole += dense(held_to, tokens);

@@ -18,16 +18,23 @@ struct EventKeysRule {
   float reuse_theta = 0;       // a head whose result moved less gives it again, damped; 0: never
   float beta = 1, lambda = 0;  // a result that is `age` tokens old weighs beta * exp(-lambda * age)
   std::vector<float> limits;   // by level: of a head's error; above it all keys are read. Negative: always
+  std::vector<bool> half;      // by level: whether the better half of the held keys does; empty: at none
+  bool halves(size_t level) const { return !half.empty() && half[level]; }
 };
 
+// Keys that are read, and what stands for the others.
+struct Choice {
+  std::vector<uint32_t> list;     // positions, ascending
+  std::vector<float> key, value;  // (ep): means over the keys that are neither chosen nor first or last
+  std::vector<float> offset;      // (g): log of what those weigh, less query times mean key
+  size_t nbytes() const { return (list.capacity() + key.capacity() + value.capacity() + offset.capacity()) * 4; }
+};
 // What is held of one kv head.
 struct HeldHead {
   size_t from = 0, until = 0;     // position of the choice; keys before `until` were choosable
   size_t choices = 0;             // so far; 0: none yet
-  std::vector<uint32_t> list;     // positions, ascending
   std::vector<float> importance;  // (positions at the choice): what was chosen by, over choices
-  std::vector<float> key, value;  // (ep): means over the keys that are neither chosen nor first or last
-  std::vector<float> offset;      // (g): log of what those weigh, less query times mean key
+  std::vector<Choice> choice;     // all of the keys and, where a level wants it, the better half of them
   std::vector<float> q;           // (g, ep): the queries it was made by
   float error = 0;                // of held attention at the last choices
   size_t nbytes() const;
@@ -90,10 +97,10 @@ struct HeldCall {
 };
 // Queries scaled and padded: (heads, ep), until the next call.
 const float* padded_queries(const HeldCall& call);
-// Attention with the held keys for the kv heads that `held` names, exact for those that `exact` names, into call.out.
-// Returns the keys read.
+// Attention with the held keys, or the better half of them, for the kv heads that `held` names, exact for those that
+// `exact` names, into call.out. Returns the keys read.
 size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float* q, const std::vector<HeldHead>& heads,
-                   const std::vector<bool>& held, const std::vector<bool>& exact);
+                   bool half, const std::vector<bool>& held, const std::vector<bool>& exact);
 // New choices of the listed kv heads from exact scores. errors: of the choices before, where there were some.
 void choose_keys(const EventKeysRule& rule, const HeldCall& call, const float* q, HeldKeys& state,
                  const std::vector<size_t>& heads, const std::vector<float>& errors);

@@ -452,6 +452,9 @@ class Pacer:
     @property
     def levels(self) -> int: ...
 
+    @property
+    def layers(self) -> int: ...
+
 class EventInput(Input):
     """Only the channels that moved since they were sent are read"""
 
@@ -483,7 +486,7 @@ class EventBlocks(Input):
 class EventKeys(AttendSlot):
     """The same keys for some tokens, where that is good enough"""
 
-    def __init__(self, keys: int, limits: Sequence[float], sinks: int = 4, recent: int = 32, min_ctx: int = 1024, age_max: int = 32, turn: int = 0, turns: int = 1, query_theta: float = 0.0, reuse_theta: float = 0.0, beta: float = 1.0, decay: float = 0.0, layer: int = 0, pacer: Pacer | None = None) -> None: ...
+    def __init__(self, keys: int, limits: Sequence[float], sinks: int = 4, recent: int = 32, min_ctx: int = 1024, age_max: int = 32, turn: int = 0, turns: int = 1, query_theta: float = 0.0, reuse_theta: float = 0.0, beta: float = 1.0, decay: float = 0.0, layer: int = 0, pacer: Pacer | None = None, half: Sequence[bool] = []) -> None: ...
 
     @property
     def plant(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ralo.layerwise import Layerwise
 from ralo.model import FEW, Around, Model
 from ralo.modes.base import Mode
 from ralo.options import flag
@@ -24,7 +25,7 @@ FARTHEST = 100.0  # nats
 WINDOW = 4  # good comparisons after which a mode comes back
 TRIAL = 2  # tokens that it runs before each of them
 MANY = 32  # comparisons that are averaged
-PACED = 128  # tokens before the first comparison under a time budget, which it breaks
+PACED = 128  # tokens before the first comparison under a time budget, of which it takes a part
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,17 @@ class Watch:
         return n > 1 and self.mean() * (1 - n**-0.5) > limit
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A token whose dense scores are still being computed, and what the modes made of it."""
+
+    dense: Layerwise
+    ours: F32  # (1, V), logarithms of probabilities
+
+
 class Guard(Around):
-    """Runs a model's steps and compares some of them with dense ones. Its cost is part of the step it is paid in."""
+    """Runs a model's steps and compares some of them with dense ones. Its cost is part of the step it is paid in; under
+    a time budget it is spread over the steps that follow, a layer in each."""
 
     def __init__(self, model: Model, options: GuardOptions) -> None:
         super().__init__(model)
@@ -68,6 +78,8 @@ class Guard(Around):
         self._wait = self._left = FIRST_CHECK
         self._tokens = self._compared = 0
         self._every, self._checked = options.every, False
+        self._open: Comparison | None = None
+        self._hurry = False
         self.attach()
 
     def attach(self, modes: Sequence[Mode] = ()) -> None:
@@ -96,12 +108,20 @@ class Guard(Around):
 
     def step(self, token: int, seq: TextState) -> F32:
         self._tokens += 1
+        self._go_on(seq)
         self._left -= 1
-        self._checked = bool(self.modes) and self.options.on == "on" and self._left <= 0
-        if not self._checked:
-            return self.model.step(token, seq)
-        self._wait = self._left = min(2 * self._wait, self._every)
-        return self._check(token, seq)
+        due = bool(self.modes) and self.options.on == "on" and self._left <= 0
+        spread = due and not self._hurry and self._spreads()
+        self._checked = due and not spread
+        if due:
+            self._wait = self._left = min(2 * self._wait, self._every)
+            self._hurry = False
+        if self._checked:
+            return self._check(token, seq)
+        logits = self.model.step(token, seq)
+        if spread:
+            self._open = Comparison(Layerwise(self.model, seq, len(seq) - 1), log_probs(logits[None]))
+        return logits
 
     def steps(self, tokens: Sequence[int], texts: Sequence[TextState], dense: Sequence[bool]) -> F32:
         """One more token each of several texts (`Model.steps`). Where a comparison is due one of them is compared."""
@@ -121,6 +141,40 @@ class Guard(Around):
     def took(self, seconds: float) -> None:
         if not self._checked:  # a comparison's time says nothing of the steps to come
             self.model.took(seconds)
+
+    def _spreads(self) -> bool:
+        """There is a budget to keep, and a comparison ends before the next."""
+        on = all(watch.on for watch in self.modes.values())
+        return on and self.model.pace is not None and self._every > self.cfg.n_layers
+
+    def _go_on(self, seq: TextState) -> None:
+        """One layer more of the comparison that is open, if there is one and its text goes on."""
+        if self._open is None or not self._open.dense.holds_for(seq):
+            self._open = None
+            return
+        clock = time.perf_counter()
+        scores = self._open.dense.go_on()
+        if scores is not None:
+            self._close(self._open, log_probs(scores[None]), seq)
+            self._open = None
+        spent = time.perf_counter() - clock
+        self.counts["cost_s"] += spent
+        if self.model.pace:
+            self.model.pace.aside(spent)
+
+    def _close(self, comparison: Comparison, target: F32, seq: TextState) -> None:
+        self.counts["checks"] += 1
+        on = [name for name, watch in self.modes.items() if watch.on]
+        if not on:  # switched off since
+            return
+        if not self._too_far(on, target, comparison.ours):
+            if self._good(on):
+                seq.sure = comparison.dense.at + 1
+        elif len(on) > 1:
+            self._left, self._hurry = 0, True  # which of them it is takes a comparison at once
+        else:
+            self._switch(on[0], False)
+            self._repair(seq, len(seq))
 
     def _check(self, token: int, seq: TextState) -> F32:
         """One step with comparisons; what it returns is what the modes that are on afterwards make of it."""

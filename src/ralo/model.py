@@ -51,8 +51,8 @@ class Model:
         self.layers = [Layer(cfg, w, i) for i, w in enumerate(weights.layers)]
         positions = None if weights.positions is None else weights.positions[cfg.position_offset :]
         halves = [(layer.attention, layer.mlp) for layer in self.layers]
-        final_norm = norm(cfg, weights.final_norm)
-        self._core = _core.Decoder(*weights.embed.words(), positions, halves, final_norm, weights.head.core)
+        self._final_norm = norm(cfg, weights.final_norm)
+        self._core = _core.Decoder(*weights.embed.words(), positions, halves, self._final_norm, weights.head.core)
         self._bytes_read = 0  # counted by the kernels
         self.slots = [LayerSlots() for _ in self.layers]
         self.modes_in_prefill = False
@@ -88,11 +88,26 @@ class Model:
     def _run(self, tokens: Many[int], seq: Sequence, length: int, exact: bool, dense: bool, logits: F32 | None) -> F32:
         start, stop = len(seq), len(seq) + len(tokens)
         caches, states = seq.reserve(len(tokens)), None if dense else seq.states
-        cos, sin = self._rope(start, stop, length) if self._rope else (None, None)
+        cos, sin = self.angles(start, stop, length)
         hidden, ids = np.empty((len(tokens), self.cfg.d_model), np.float32), np.array(tokens, np.int64)
         self._bytes_read += sum(self._core.run(ids, caches, start, cos, sin, exact, states, hidden, logits))
         seq.tokens.extend(tokens)
         return hidden
+
+    def angles(self, start: int, stop: int, length: int = 0) -> tuple[F32, F32] | tuple[None, None]:
+        """Cosines and sines of positions, where there is a rotary embedding."""
+        return self._rope(start, stop, length) if self._rope else (None, None)
+
+    def count(self, read: int) -> None:
+        """Bytes that were read outside of this class's own steps."""
+        self._bytes_read += read
+
+    def finish(self, x: F32) -> F32:
+        """What the last layer gave for one token (1, D padded) -> scores of the next (V)."""
+        hidden = np.empty((1, self.cfg.d_model), np.float32)
+        self._final_norm.run(x[:, : self.cfg.d_model], hidden)
+        out: F32 = self.logits(hidden)[0]
+        return out
 
     def logits(self, hidden: F32) -> F32:
         """Final hidden states (T, D) -> scores of the next token (T, V)."""

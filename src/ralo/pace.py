@@ -35,6 +35,7 @@ class Pace:
         self._known: Iterator[bytes] | None = None
         self._held_back = FIRST  # part of the budget
         self._after = 0.0  # seconds of a token after its layers
+        self._aside = 0.0  # seconds of this token that went to something else
         self._layers = 0.0
         if record:
             self._write("a", "")  # a place that cannot be written to is said before any work
@@ -43,6 +44,10 @@ class Pace:
         """From here on tokens get these levels, whatever the clock says."""
         self._known = iter(schedule)
 
+    def aside(self, seconds: float) -> None:
+        """So much of the token that begins is spent already."""
+        self._aside += seconds
+
     def begin(self) -> None:
         if self._known is not None:
             levels = next(self._known, None)
@@ -50,16 +55,19 @@ class Pace:
                 raise RaloError(f"the recorded schedule ends after {len(self.schedule)} tokens: record a longer one")
             self.pacer.replay(list(levels))
         else:
-            self.pacer.begin((1 - self._held_back) * self.budget_s - self._after)
+            self.pacer.begin((1 - self._held_back) * self.budget_s - self._after - self._aside)
 
     def end(self) -> None:
         self._layers = self.pacer.end()
-        self.schedule.append(bytes(self.pacer.used))
+        self.schedule.append(
+            bytes(self.pacer.used).ljust(self.pacer.layers, b"\0")
+        )  # a layer that did not ask is dense
 
     def took(self, seconds: float) -> None:
         """What the last token took in all, choosing it included."""
         self.times.append(seconds)
-        after = min(seconds - self._layers, self.budget_s)
+        after = min(seconds - self._layers - self._aside, self.budget_s)
+        self._aside = 0.0
         self._after += (after - self._after) * (SMOOTH if len(self.times) > 1 else 1.0)
         late = seconds > LATE * self.budget_s
         self._held_back = min(MOST, max(0.0, self._held_back + STEP * (late - RARE)))

@@ -48,6 +48,14 @@ class LayerCache:
         k, v, *scales = new
         self.core = _core.LayerCache(self.kv, k, v, *(scales or (None, None)))
 
+    def rows(self, position: int) -> list[NDArray[Any]]:
+        """A copy of what is stored of one position."""
+        return [a[:, position].copy() for a in self._arrays]
+
+    def put(self, position: int, rows: list[NDArray[Any]]) -> None:
+        for a, row in zip(self._arrays, rows, strict=True):
+            a[:, position] = row
+
     def clone(self, used: int) -> LayerCache:
         other = object.__new__(LayerCache)
         other.kv, other.width, other.heads = self.kv, self.width, self.heads
@@ -71,6 +79,7 @@ class Sequence:
     sure: int = 0  # tokens up to which nothing is worse than dense: a prompt, or found good by the guard
     room: int = 0  # tokens that fit into `caches` as they are
     caches: list[_core.LayerCache] = field(default_factory=list)
+    cuts: int = 0  # times that something was taken back
 
     @classmethod
     def empty(cls, cfg: ModelConfig, kv: str = "f16") -> Sequence:
@@ -96,6 +105,7 @@ class Sequence:
         """Forget everything after the first `length` tokens."""
         if not 0 <= length <= len(self):
             raise ValueError(f"cannot trim {len(self)} tokens to {length}")
+        self.cuts += 1
         del self.tokens[length:]
         self.sure = min(self.sure, length)
         for state in self.states:
@@ -103,6 +113,7 @@ class Sequence:
 
     def rewind(self, length: int) -> None:
         """The tokens after the first `length` are to be run again, or accepted; what modes remember of them stays."""
+        self.cuts += 1
         del self.tokens[length:]
 
     def accept(self, token: int) -> None:

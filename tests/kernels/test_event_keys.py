@@ -25,7 +25,7 @@ ALL, NONE = float("inf"), -1.0  # limits: every head is held, none is
 def slot(rule: ref.KeysRule) -> _core.EventKeys:
     return _core.EventKeys(
         rule.keys, [rule.limit], rule.sinks, rule.recent, rule.min_ctx, rule.age_max, rule.turn, rule.turns,
-        rule.query_theta, rule.reuse_theta, rule.beta, rule.decay,
+        rule.query_theta, rule.reuse_theta, rule.beta, rule.decay, half=[] if rule.half is None else [rule.half],
     )  # fmt: skip
 
 
@@ -80,6 +80,8 @@ RULES = (
     replace(PLAIN, age_max=20, turn=2, turns=3),
     replace(PLAIN, sinks=0, recent=40, keys=5),
     replace(PLAIN, sinks=9, keys=1, recent=1),
+    replace(PLAIN, half=False),
+    replace(PLAIN, keys=17, half=True),
 )
 
 
@@ -271,16 +273,18 @@ def test_what_is_counted(level):
     }  # fmt: skip
 
 
-def test_keys_that_are_not_held_are_not_read(level):
+@pytest.mark.parametrize("half", [None, True])
+def test_keys_that_are_not_held_are_not_read(level, half):
     """Rubbish there changes no bit until the next choice."""
-    text, got, state = slow(), slot(replace(PLAIN, turn=7, turns=16, age_max=16)), _core.LayerState()
+    rule = replace(PLAIN, turn=7, turns=16, age_max=16, half=half)
+    text, got, state = slow(), slot(rule), _core.LayerState()
     text.run(got, 180, state=state)
-    want = reference(replace(PLAIN, turn=7, turns=16, age_max=16), text)
+    want = reference(rule, text)
     want.step(text.q[180].reshape(4, 32), 180, text.scale)
     copy = state.clone()
     clean = [text.run(got, t, state=state) for t in (181, 182)]
     for h, head in enumerate(want.held):
-        others = np.setdiff1d(np.arange(4, head.until), head.chosen)
+        others = np.setdiff1d(np.arange(4, head.until), (head.half if half else head.all).chosen)
         assert len(others) > 100
         for rows in text.cache.bytes:
             rows[h, others] = 0xFF
@@ -405,9 +409,23 @@ def test_a_level_says_which_error_is_borne(level):
         assert got.counts()["held"] == held and np.array_equal(out, text.exact(t)) == (use == 0 or t == 181)
 
 
+def test_a_level_says_whether_half_of_the_keys_do(level):
+    """The better half is known whichever is read: going from one to the other gives what each gives alone."""
+    pacer = _core.Pacer(2, 1, 0)
+    got = _core.EventKeys(16, [ALL, ALL], 4, 8, 0, 64, layer=0, pacer=pacer, half=[False, True])
+    alone = [slot(replace(PLAIN, age_max=64, half=half)) for half in (False, True)]
+    text, state, states = slow(), _core.LayerState(), [_core.LayerState(), _core.LayerState()]
+    for t, use in ((180, 1), (181, 0), (182, 1), (183, 1), (184, 0)):
+        pacer.replay([use])
+        out, both = text.run(got, t, state=state), [text.run(alone[i], t, state=states[i]) for i in (0, 1)]
+        assert np.array_equal(out, both[use]) and (t == 180 or not np.array_equal(*both))
+    assert alone[1].counts()["kept"] < alone[0].counts()["kept"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"half": [True, False]},
         {"keys": 0},
         {"age_max": 0},
         {"limits": []},

@@ -9,7 +9,7 @@ import pytest
 from ralo import _core
 
 LEVELS = 3
-TURNS = 12  # tokens in which layers take turns at all levels
+TURNS = 13  # tokens in which layers take turns at all levels
 
 
 def token(pacer: _core.Pacer, seconds: float, layer_s: tuple[float, ...] = (0.0, 0.0, 0.0)) -> list[int]:

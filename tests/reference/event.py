@@ -153,6 +153,7 @@ class KeysRule:
     reuse_theta: float = 0.0
     beta: float = 1.0
     decay: float = 0.0
+    half: bool | None = None  # whether the better half of the keys is read; None: it is not known either
 
     def dense(self, position: int, window: int) -> bool:
         """All keys are read: there are few, a window hides some, or that is the rule."""
@@ -169,11 +170,19 @@ class Head:
     until: int = 0  # keys before it were choosable
     choices: int = 0
     q: F64 = field(default_factory=lambda: np.zeros(0))
+    all: Choice = field(default_factory=lambda: Choice())
+    half: Choice = field(default_factory=lambda: Choice())
+    error: float = 0.0
+
+
+@dataclass
+class Choice:
+    """Keys that are read, and what stands for the rest."""
+
     chosen: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     key: F64 = field(default_factory=lambda: np.zeros(0))  # (E): means of the rest
     value: F64 = field(default_factory=lambda: np.zeros(0))
     offset: F64 | None = None  # (g)
-    error: float = 0.0
 
 
 def softmax(scores: F64) -> F64:
@@ -250,33 +259,36 @@ class Keys:
     def _choose(self, h: int, queries: F64, scores: F64, exact: F64, position: int) -> None:
         n, rule, head = position + 1, self.rule, self.held[h]
         if head.choices:
-            shown, read = self._with_held(queries, h, n)
+            shown, read = self._with_held(queries, h, n, self.held[h].all)
             error = apart(shown, exact)
             self._add(error=error, kept=read, bytes_read=2 * read * self.row)
             head.error = error if head.choices == 1 else FADE * head.error + (1 - FADE) * error
         head.until = (n - rule.recent) // SUM_KEYS * SUM_KEYS
         self._choose_for(head, h, queries, scores)
         head.start, head.q, head.choices = position, queries, head.choices + 1
-        self._add(choices=1, bytes_read=(n + 2 * (rule.sinks + len(head.chosen))) * self.row)
+        self._add(choices=1, bytes_read=(n + 2 * (rule.sinks + len(head.all.chosen))) * self.row)
+        if rule.half is not None:
+            self._add(bytes_read=2 * (rule.sinks + len(head.half.chosen)) * self.row)
 
     def _choose_for(self, head: Head, h: int, queries: F64, scores: F64) -> None:
         sinks, until = self.rule.sinks, head.until
         importance = softmax(scores).max(0)
         importance[: len(head.importance)] += FADE * head.importance
-        order = np.argsort(-importance[sinks:until], kind="stable")[: self.rule.keys]
-        head.importance, head.chosen = importance, sinks + np.sort(order)
-        rest = np.setdiff1d(np.arange(sinks, until), head.chosen)
-        head.key, head.value = self.k[rest, h].mean(0), self.v[rest, h].mean(0)
-        offset = np.log(np.exp(scores[:, rest]).sum(1)) - queries @ head.key
-        head.offset = offset if head.offset is None else FADE * head.offset + (1 - FADE) * offset
+        order = sinks + np.argsort(-importance[sinks:until], kind="stable")[: self.rule.keys]
+        head.importance = importance
+        for choice, best in ((head.all, order), (head.half, order[: (len(order) + 1) // 2])):
+            choice.chosen = np.sort(best)
+            rest = np.setdiff1d(np.arange(sinks, until), best)
+            choice.key, choice.value = self.k[rest, h].mean(0), self.v[rest, h].mean(0)
+            offset = np.log(np.exp(scores[:, rest]).sum(1)) - queries @ choice.key
+            choice.offset = offset if choice.offset is None else FADE * choice.offset + (1 - FADE) * offset
 
-    def _with_held(self, queries: F64, h: int, n: int) -> tuple[F64, int]:
+    def _with_held(self, queries: F64, h: int, n: int, choice: Choice) -> tuple[F64, int]:
         """Attention over held keys, with one more that stands for the rest; how many keys were read."""
-        head = self.held[h]
-        at = np.concatenate([np.arange(self.rule.sinks), head.chosen, np.arange(head.until, n)])
-        one = (head.offset + queries @ head.key)[:, None]
+        at = np.concatenate([np.arange(self.rule.sinks), choice.chosen, np.arange(self.held[h].until, n)])
+        one = (choice.offset + queries @ choice.key)[:, None]
         weights = softmax(np.concatenate([queries @ self.k[at, h].T, one], axis=1))
-        return weights @ np.concatenate([self.v[at, h], head.value[None]]), len(at)
+        return weights @ np.concatenate([self.v[at, h], choice.value[None]]), len(at)
 
     def _hold(self, queries: F64, exact: F64, position: int, due: list[int]) -> F64:
         rule, out, read = self.rule, exact.copy(), 0
@@ -296,7 +308,8 @@ class Keys:
             if h in due or head.error > rule.limit:
                 read += position + 1
             else:
-                out[h], keys = self._with_held(queries[h], h, position + 1)
+                choice = head.half if rule.half else head.all
+                out[h], keys = self._with_held(queries[h], h, position + 1, choice)
                 read += keys
                 self._add(held=1)
             self.move[h] = apart(self.last[h], out[h]) if known else np.inf
