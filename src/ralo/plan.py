@@ -215,3 +215,15 @@ def _literal(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def plan_path(output: str) -> Path:
+    """Where a plan is to be written, its profile beside it."""
+    if not output:
+        raise RaloError("-o FILE.toml is missing: the plan to write")
+    path = Path(output)
+    if path.suffix != ".toml":
+        raise RaloError(f"-o must name a .toml file, got {output!r:.60}")
+    if not path.parent.is_dir():
+        raise RaloError(f"{path.parent}: no such directory")
+    return path

@@ -45,6 +45,7 @@ def test_a_plan_of_another_model(plan, chatty: Path, tmp_path: Path, capsys) -> 
     ("flags", "message"),
     [
         ((), "-o FILE.toml is missing: the plan to write"),
+        (("-o", "plan.profile"), "-o must name a .toml file, got 'plan.profile'"),
         (("-o", "x.toml", "--text", "nowhere"), "nowhere: No such file or directory"),
         (("-o", "x.toml", "--max-dppl", "-1"), "--max-dppl must be a number from 0 to 1000, got '-1'"),
         (("-o", "x.toml", "--text", "{short}"), "calibration needs at least 512, better 16384"),
@@ -57,6 +58,7 @@ def test_bad_input(tiny: Path, flags: tuple[str, ...], message: str, tmp_path: P
 
 
 def test_where_it_cannot_be_written(tiny: Path, tmp_path: Path, capsys) -> None:
-    to = tmp_path / "no" / "plan.toml"
-    line = refused(capsys, "calibrate", "-m", tiny, "--tokens", "256", "--often", "64", "-o", to)
-    assert "cannot be written" in line
+    short = ("calibrate", "-m", tiny, "--tokens", "256", "--often", "64", "-o")
+    assert "no: no such directory" in refused(capsys, *short, tmp_path / "no" / "plan.toml")
+    (tmp_path / "plan.profile").mkdir()
+    assert "cannot be written" in refused(capsys, *short, tmp_path / "plan.toml")

@@ -14,7 +14,7 @@ from ralo.errors import RaloError
 from ralo.lm import LM, LoadOptions
 from ralo.modes import KWTA
 from ralo.options import add_flags, add_json, fields, flag, given, read_flags
-from ralo.plan import write_toml
+from ralo.plan import plan_path, write_toml
 from ralo.profile import Profile
 
 
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options, model = read_flags(CalibrateOptions, args), read_flags(LoadOptions, args)
     mode = KWTA(**given(KWTA, args, KWTA.name))
-    if not options.output:
-        raise RaloError("-o FILE.toml is missing: the plan to write")
+    path = plan_path(options.output)
     text = read_text(Path(options.text)) if options.text else texts.read("calibration")
     lm = open_model(model)
     look, tune = split(lm.encode(text), options.tokens)
@@ -45,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
         profile = calibrate(lm, look, options.often, bar)
     with screen.progress("tuning k") as bar:
         tuned = tune_k(lm, mode, profile, tune, options.max_dppl, bar)
-    path = Path(options.output)
     save(path, lm, profile, tuned)
     show(path, tuned)
     if args.json:

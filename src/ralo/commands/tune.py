@@ -18,7 +18,7 @@ from ralo.lm import LM, LoadOptions
 from ralo.modes import TT, Mix, Mode, Proc
 from ralo.modes.made import MadeMode
 from ralo.options import add_flags, add_json, flag, read_flags
-from ralo.plan import tables_of, write_toml
+from ralo.plan import plan_path, tables_of, write_toml
 from ralo.tune import shown
 from ralo.tune.record import Record
 from ralo.tune.search import Found, Search
@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = read_flags(TuneOptions, args)
     path = plan_path(options.output)
+    if Path(options.record).suffix == ".profile":
+        raise RaloError(f"--record must not end in .profile, which is beside it, got {options.record!r:.60}")
     if options.html:
         report.check(Path(options.html))
     text = read_text(Path(options.text)) if options.text else ""
@@ -79,17 +81,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.json_line(said(path, lm, search))
     return 0
-
-
-def plan_path(output: str) -> Path:
-    if not output:
-        raise RaloError("-o FILE.toml is missing: the plan to write")
-    path = Path(output)
-    if path.suffix != ".toml":
-        raise RaloError(f"-o must name a .toml file, got {output!r:.60}")
-    if not path.parent.is_dir():
-        raise RaloError(f"{path.parent}: no such directory")
-    return path
 
 
 def contexts(text: str, lm: LM) -> tuple[int, ...]:
