@@ -241,12 +241,11 @@ struct CodeQuery {
   const float* blocks;           // (g, stride): query times a block's mean
   size_t stride, g;
 };
-// Keys found by a scan, room for every key of it and kCodeGroup more. Their keys and values are asked for at once: they
-// are read soon.
+// Keys found by a scan, room for every key of it and kCodeGroup more. They are asked for at once: most are read soon.
 struct CodeHits {
   uint32_t* at;
   float* importance;
-  const Keys& rows;
+  const void* rows;  // of keys
   size_t row_bytes;
 };
 

@@ -101,7 +101,7 @@ size_t code_scan(const std::string& popcount, const std::string& code, const Lay
   const Keys keys = cache.c.keys(head);
   return kernels().code_scan(popcount_of(popcount), {bits.data(), scales.data(), words},
                              {form, planes.data(), factor.data(), offset.data(), blocks.data(), n, g}, bound, from, 0,
-                             n, {at.data(), importance.data(), keys, cache.c.ep * cache.c.element()});
+                             n, {at.data(), importance.data(), keys.k, cache.c.ep * cache.c.element()});
 }
 
 }  // namespace

@@ -131,8 +131,7 @@ size_t scan(const Codes& c, const CodeQuery& q, float bound, size_t from, size_t
     if (group / kCodeStep * kCodeKeys < from) hit &= ~before(group, from);
     count = list_hits(hit, group, importance, hits, count);
   }
-  for (size_t i = 0; i < count; ++i)
-    ask(hits.rows.k, hits.row_bytes, hits.at[i]), ask(hits.rows.v, hits.row_bytes, hits.at[i]);
+  for (size_t i = 0; i < count; ++i) ask(hits.rows, hits.row_bytes, hits.at[i]);
   return count;
 }
 

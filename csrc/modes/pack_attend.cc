@@ -154,7 +154,7 @@ void Scan::scan(size_t task) {
   const size_t first = b0 + task % runs * run_blocks, last = std::min(first + run_blocks, b1);
   Found& f = found[task];
   f.count = kernels().code_scan(rule.popcount, packed(h), query(h), h.bound, from, first, last,
-                                {f.at, f.importance, keys(h), ep * c.element()});
+                                {f.at, f.importance, keys(h).k, ep * c.element()});
 }
 
 // A head that was switched off: all keys, as without the mode.

@@ -47,6 +47,14 @@ Least Scan::choose(Head& h, const Found& all) const {
   return {least, 1 - read / equal};
 }
 
+// The values of the keys that were chosen, asked for while the scores are computed.
+void Scan::ask_values(const Head& h) const {
+  const size_t bytes = ep * c.element();
+  const uint8_t* values = static_cast<const uint8_t*>(keys(h).v);
+  for (size_t i = h.fixed; i < h.count; ++i)
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(values + h.list[i] * bytes + at, 0, 2);
+}
+
 // The document's forms may take a part of a score from the guess.
 void Scan::mix(const Head& h) const {
   static thread_local Buffer<float> guesses;
@@ -134,6 +142,7 @@ void Scan::finish(Head& h) const {
   static thread_local Buffer<float> parts, rest;
   float *logs = rest.get(g), *two = parts.get(2 * part_size(g, ep));
   const Least least = choose(h, gather(h));
+  ask_values(h);
   kernel.scores(keys(h), h.q, g, {h.list + h.fixed, 0, h.count - h.fixed}, h.scores + h.fixed, stride);
   if (rule.mix < 1) mix(h);
   rest_of(h, least, logs);

@@ -73,6 +73,7 @@ struct Scan {
   void finish(Head& h) const;
   Found gather(const Head& h) const;
   Least choose(Head& h, const Found& all) const;
+  void ask_values(const Head& h) const;
   void mix(const Head& h) const;
   void rest_of(const Head& h, const Least& least, float* logs) const;
   void enough(Head& h, float* logs) const;
