@@ -155,6 +155,17 @@ def test_a_text_that_is_cut_is_not_compared(directory):
     assert lm.guard.counts["checks"] == 1
 
 
+def test_other_modes_begin_anew(directory):
+    lm = opened(directory, MILD, every=EVERY)
+    seq = lm.new_sequence()
+    run(lm, seq, TOKENS[:EVERY])
+    lm.use(compose([replace(MILD, keys=8)]))
+    run(lm, seq, TOKENS[:EVERY])
+    assert lm.guard.counts["checks"] == 0
+    run(lm, seq, TOKENS[:LAYERS])
+    assert lm.guard.counts["checks"] == 1
+
+
 @pytest.mark.parametrize(("mode", "every"), [(Event(hold=1, gap_tol=100.0), EVERY), (MILD, LAYERS)])
 def test_without_a_budget_or_with_too_little_between_it_comes_at_once(directory, mode, every):
     lm = opened(directory, mode, every=every)

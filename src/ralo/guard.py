@@ -78,8 +78,8 @@ class Guard(Around):
         self._wait = self._left = FIRST_CHECK
         self._tokens = self._compared = 0
         self._every, self._checked = options.every, False
-        self._open: Comparison | None = None
-        self._hurry = False
+        self._open: Comparison | None = None  # under a budget
+        self._hurry = False  # the next one is not to be spread
         self.attach()
 
     def attach(self, modes: Sequence[Mode] = ()) -> None:
@@ -92,6 +92,7 @@ class Guard(Around):
             watch.limit = limits.get(name, self.options.kl)
             watch.recent.clear()
             self._set(name, watch.on)
+        self._open, self._hurry = None, False  # what other modes made of a token says nothing of these
         self._soon()
 
     @property
