@@ -162,7 +162,7 @@ def test_a_schedule_that_is_too_short(longer: Path, tmp_path: Path, capsys) -> N
         ("", "{file}: is not a schedule of 2 layers and 14 levels (--event-record writes one)"),
         ("00\n", "{file}: is not a schedule of 2 layers and 14 levels (--event-record writes one)"),
         (f"{HEADER}\n000\n", "{file}: is not a schedule of 2 layers and 14 levels (--event-record writes one)"),
-        (f"{HEADER}\n0d\n", "{file}: is not a schedule of 2 layers and 14 levels (--event-record writes one)"),
+        (f"{HEADER}\n0e\n", "{file}: is not a schedule of 2 layers and 14 levels (--event-record writes one)"),
         (f"{HEADER}\n0\xe4\n", "{file}: is not a recorded schedule"),
     ],
 )
