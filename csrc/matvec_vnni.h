@@ -15,8 +15,7 @@ constexpr size_t kFold = 256;  // channels that share a step
 static_assert(kFold * 255 * 32512 < 1ull << 31, "sums fit 32 bits");
 
 // The weights are read tile by tile, and x beside the scales and the sums of a tile are kept. One token: whole rows, as
-// they lie in memory, so few at a time that what is asked for ahead still comes in time. A few tokens: as wide as
-// leaves room in the caches for all that is kept of them.
+// they lie in memory. A few tokens: as wide as leaves room in the caches for all that is kept of them.
 template <class Column, size_t Most>
 struct Tile {
   static constexpr size_t kColumns = Most == 1 ? kPanel / Column::kOutputs : 16;

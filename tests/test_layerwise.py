@@ -65,10 +65,11 @@ def test_the_text_keeps_its_own_keys_and_values(directory):
     lm = opened(directory, Event(topk=0.01, hold=1), on="off")
     seq, alone = lm.new_sequence(), lm.new_sequence()
     for token in TOKENS[:20]:
-        lm.model.step(token, seq), lm.model.step(token, alone)
+        lm.model.step(token, seq)
+        lm.model.step(token, alone)
     slow = Layerwise(lm.model, seq, 19)
-    for token in TOKENS[20:23]:
-        if slow.holds_for(seq) and slow._done < LAYERS:
+    for i, token in enumerate(TOKENS[20:23]):
+        if i < LAYERS:
             slow.go_on()
         assert np.array_equal(lm.model.step(token, seq), lm.model.step(token, alone))
 
@@ -87,13 +88,12 @@ def test_it_does_not_hold_for_another_text_or_one_that_was_cut(directory, back):
 
 def test_under_a_budget_a_comparison_takes_a_layer_of_each_token(directory):
     lm = opened(directory, MILD, every=EVERY)
-    plain, seq, texts = opened(directory, MILD, on="off"), lm.new_sequence(), []
+    plain, seq = opened(directory, MILD, on="off"), lm.new_sequence()
     for n, token in enumerate(TOKENS[:100], 1):
         run(lm, seq, [token])
         started = (n - LAYERS) // EVERY if n >= LAYERS else 0
         assert lm.guard.counts["checks"] == started, n
-        texts.append(len(seq))
-    assert texts == list(range(1, 101)) and lm.guard.counts["cost_s"] > 0
+    assert len(seq) == 100 and lm.guard.counts["cost_s"] > 0
     other = plain.new_sequence()
     levels = lm.model.pace.schedule
     plain.model.pace.replay(levels)

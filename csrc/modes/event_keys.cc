@@ -143,7 +143,7 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
                    bool half, const std::vector<bool>& held, const std::vector<bool>& exact) {
   const Cache& c = call.c;
   const size_t n = call.keys(), g = call.g(), ep = c.ep, size = part_size(g, ep), runs = (n + kRun - 1) / kRun;
-  const size_t most = std::max<size_t>(runs, 3), halves = 2;
+  const size_t most = std::max<size_t>(runs, 3), split = 2;  // tasks of a head's held keys
   static thread_local Buffer<float> partial;
   float* parts = partial.get(c.heads * most * size);
   struct Task {
@@ -152,7 +152,7 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
   std::vector<Task> tasks;
   size_t read = 0;
   for (size_t h = 0; h < c.heads; ++h) {
-    for (size_t r = 0; r < (exact[h] ? runs : held[h] ? halves : 0); ++r) tasks.push_back({h, r});
+    for (size_t r = 0; r < (exact[h] ? runs : held[h] ? split : 0); ++r) tasks.push_back({h, r});
     read += exact[h] ? n : held[h] ? rule.sinks + heads[h].choice[half].list.size() + n - heads[h].until : 0;
   }
   const auto kernel = key_kernels(c.kind);
@@ -187,14 +187,14 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
     float* of_head = parts + h * most * size;
     if (held[h]) {  // the rest as one more part: its weight, and the mean of the values
       const Choice& rest = heads[h].choice[half];
-      float* part = of_head + halves * size;
+      float* part = of_head + split * size;
       for (size_t k = 0; k < g; ++k) {
         part[k] = rest.offset[k], part[g + k] = 1.f;
         for (size_t i = 0; i < ep; ++i) part[k] += q[(h * g + k) * ep + i] * rest.key[i];
         std::copy(rest.value.begin(), rest.value.end(), part + 2 * g + k * ep);
       }
     }
-    kernels().attend_merge(of_head, exact[h] ? runs : halves + 1, g, ep, call.out + h * g * call.e, call.e);
+    kernels().attend_merge(of_head, exact[h] ? runs : split + 1, g, ep, call.out + h * g * call.e, call.e);
   }
   return read;
 }

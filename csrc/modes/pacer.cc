@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr size_t kTurns = 13;                       // tokens whose layers take turns at the levels
+constexpr size_t kTurns = 13;  // tokens whose layers take turns at the levels: two layers try all 14 of event.py
 constexpr double kRate = 0.05, kOthersRate = 0.04;  // how fast a new time replaces an old one; and moves other levels'
 constexpr double kOdd = 2;  // times what was expected: the machine was busy elsewhere, which says nothing of a level
 constexpr double kFastest = 0.8, kSlowest = 3, kSlowRate = 0.3;  // of a moment beside what is expected

@@ -35,7 +35,8 @@ class Pace:
         self._known: Iterator[bytes] | None = None
         self._held_back = FIRST  # part of the budget
         self._after = 0.0  # seconds of a token after its layers
-        self._aside = 0.0  # seconds of this token that went to something else
+        self._aside = 0.0  # seconds of the token to come that went to something else
+        self._spent = 0.0  # and of the last one
         self._layers = 0.0
         if record:
             self._write("a", "")  # a place that cannot be written to is said before any work
@@ -49,25 +50,24 @@ class Pace:
         self._aside += seconds
 
     def begin(self) -> None:
+        self._spent, self._aside = self._aside, 0.0
         if self._known is not None:
             levels = next(self._known, None)
             if levels is None:
                 raise RaloError(f"the recorded schedule ends after {len(self.schedule)} tokens: record a longer one")
             self.pacer.replay(list(levels))
         else:
-            self.pacer.begin((1 - self._held_back) * self.budget_s - self._after - self._aside)
+            self.pacer.begin((1 - self._held_back) * self.budget_s - self._after - self._spent)
 
     def end(self) -> None:
         self._layers = self.pacer.end()
-        self.schedule.append(
-            bytes(self.pacer.used).ljust(self.pacer.layers, b"\0")
-        )  # a layer that did not ask is dense
+        dense = b"\0"  # layers that did not ask: the mode is switched off
+        self.schedule.append(bytes(self.pacer.used).ljust(self.pacer.layers, dense))
 
     def took(self, seconds: float) -> None:
         """What the last token took in all, choosing it included."""
         self.times.append(seconds)
-        after = min(seconds - self._layers - self._aside, self.budget_s)
-        self._aside = 0.0
+        after = min(seconds - self._layers - self._spent, self.budget_s)
         self._after += (after - self._after) * (SMOOTH if len(self.times) > 1 else 1.0)
         late = seconds > LATE * self.budget_s
         self._held_back = min(MOST, max(0.0, self._held_back + STEP * (late - RARE)))

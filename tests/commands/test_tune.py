@@ -533,7 +533,10 @@ BAD = {
     "goal": (("--profile", "fast"), "--profile must be one of latency, throughput, memory, got 'fast'"),
     "budget": (("--max-dppl", "-1"), "--max-dppl must be a number from 0 to 100, got '-1'"),
     "minutes": (("--minutes", "0"), "--minutes must be a number from 0.01 to 10000, got '0'"),
-    "over the profile": (("--record", "a.profile"), "--record must not end in .profile, which is beside it"),
+    "over the profile": (
+        ("--record", "a.profile"),
+        "--record 'a.profile': the profile is written there; choose another name",
+    ),
     "record": (("--record", "{empty}"), "empty.txt: is not a record of measurements; choose another --record"),
 }
 

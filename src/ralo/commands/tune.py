@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     options = read_flags(TuneOptions, args)
     path = plan_path(options.output)
     if Path(options.record).suffix == ".profile":
-        raise RaloError(f"--record must not end in .profile, which is beside it, got {options.record!r:.60}")
+        raise RaloError(f"--record {options.record!r:.60}: the profile is written there; choose another name")
     if options.html:
         report.check(Path(options.html))
     text = read_text(Path(options.text)) if options.text else ""
