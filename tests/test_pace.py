@@ -60,6 +60,20 @@ def test_what_comes_after_the_layers_is_left_for_it():
     assert pacer.asked[-1] == pytest.approx(part(201) * BUDGET - 0.02, rel=1e-3)
 
 
+def test_time_that_goes_to_something_else_is_taken_from_one_token():
+    pacer = Pacer(layers_s=0.05)
+    pace = Pace(pacer, BUDGET)
+    run(pace, 0.05)
+    pace.aside(0.02)
+    run(pace, 0.07)  # of which the layers took as long as before
+    run(pace, 0.05)
+    assert pacer.asked == pytest.approx([part(0) * BUDGET, part(1) * BUDGET - 0.02, part(2) * BUDGET])
+    pace.aside(0.02)
+    pace.begin()  # of a token whose time is not told
+    run(pace, 0.05)
+    assert pacer.asked[-2:] == pytest.approx([part(3) * BUDGET - 0.02, part(3) * BUDGET])
+
+
 def test_a_token_that_takes_for_ever_does_not_use_up_the_budgets_of_all():
     pacer = Pacer()
     pace = Pace(pacer, BUDGET)
