@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace ISA {
 
@@ -40,34 +41,50 @@ struct RowsAt<Listed, N> {
 // are read, the following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are
 // read, and a head start is made where something else is computed.
 template <class Pick>
-struct Ahead {
-  const uint8_t* base;
-  size_t stride, width;
-  Pick pick;
-  size_t i, limit, at = 0;  // rows of the channels [i, limit) are still to come
-  const uint8_t* row = nullptr;
-  Ahead(const void* data, size_t stride_, size_t first, size_t width_, Pick pick_, size_t i_)
-      : base(static_cast<const uint8_t*>(data) + first),
-        stride(stride_),
-        width(width_),
-        pick(pick_),
-        i(i_),
-        limit(i_) {}
+class Ahead {
+ public:
+  Ahead(const void* data, size_t stride, size_t first, size_t width, Pick pick, size_t i)
+      : base_(static_cast<const uint8_t*>(data) + first),
+        stride_(stride),
+        width_(width),
+        pick_(pick),
+        i_(i),
+        limit_(i) {}
   // Rows before `next` are read now: too late for them. Those up to `limit` may be asked for.
-  void move(size_t next, size_t limit_) {
-    if (i < next) i = next, at = 0;
-    limit = limit_;
-    if (i < limit) row = base + pick(i) * stride;
-  }
-  void fetch(size_t lines) {
-    for (; lines > 0 && i < limit; --lines) {
-      __builtin_prefetch(row + at, 0, 2);
-      at += 64;
-      if (at < width) continue;
-      at = 0;
-      if (++i < limit) row = base + pick(i) * stride;
+  void move(size_t next, size_t limit) {
+    limit_ = limit;
+    if (whole()) {
+      const uint8_t *from = base_ + next * stride_, *end = base_ + limit * stride_;
+      if (row_ < from) row_ = from;
+      left_ = row_ < end ? lines(static_cast<size_t>(end - row_)) : 0;
+    } else if (i_ < next || left_ == 0) {
+      if (i_ < next) i_ = next;
+      open();
     }
   }
+  void fetch(size_t lines) {
+    while (lines > 0 && left_ > 0) {
+      const size_t n = upto(lines, left_);
+      for (size_t l = 0; l < n; ++l) __builtin_prefetch(row_ + 64 * l, 0, 2);
+      row_ += 64 * n, left_ -= n, lines -= n;
+      if (left_ == 0 && !whole()) ++i_, open();
+    }
+  }
+
+ private:
+  // Whether nothing lies between the rows: they are one run of lines. Else each is.
+  bool whole() const { return std::is_same_v<Pick, All> && width_ == stride_; }
+  static size_t lines(size_t bytes) { return (bytes + 63) / 64; }
+  void open() {
+    left_ = i_ < limit_ ? lines(width_) : 0;
+    if (left_ > 0) row_ = base_ + pick_(i_) * stride_;
+  }
+  const uint8_t* base_;
+  size_t stride_, width_;
+  Pick pick_;
+  size_t i_, limit_;              // rows of the channels [i, limit) are still to come
+  const uint8_t* row_ = nullptr;  // of the run that is asked for what is still to come
+  size_t left_ = 0;               // and its lines
 };
 
 }  // namespace ISA

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "buffer.h"
 #include "factors.h"
@@ -85,43 +86,60 @@ struct Few {
   size_t parts() const { return (last - first) * cut.channels; }
   size_t size() const { return tokens * w.oc; }
   size_t sums() const { return (cut.channels - 1) * size(); }  // floats
+  size_t half() const { return cut.channels / 2; }             // channel parts: each half is added up in order
+  float* slot(size_t run, float* others) const { return run == 0 ? y : others + (run - 1) * size(); }
 
-  // others: (channel parts - 1, tokens, oc), sums of all channel parts but the first, whose go to y.
-  void part(size_t index, float* others, float* room) const {
-    const Table kernel = table(w.quant);
-    const size_t o = first + index / cut.channels, run = index % cut.channels;
+  // others: (channel parts - 1, tokens, oc), sums of all channel parts but the first, whose go to y. Where the thread
+  // has done the parts from a half's first one on, [begun, index), it adds to that one's sums: they stay in its cache,
+  // as a slot for every part does not. True: the part has a slot of its own.
+  bool part(size_t index, size_t begun, float* others, float* room) const {
+    const size_t o = first + index / cut.channels, run = index % cut.channels, after = half() ? run % half() : 0;
     const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
-    float* out = run == 0 ? y : others + (run - 1) * size();
+    const bool joins = tokens == 1 && after > 0 && begun + after <= index;
+    float* out = joins ? room : slot(run, others);
     for (size_t t = 0; t < tokens && !(run == 0 && add); ++t) start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
     if (tokens == 1)
-      kernel.matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
+      table(w.quant).matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
     else
-      kernel.matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1), room);
+      table(w.quant).matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1), room);
+    if (joins) kernels().add_rows(slot(run - after, others) + o0, room + o0, 0, 1, o1 - o0);
+    return after > 0 && !joins;
+  }
+  // apart: of every part whether it has a slot of its own.
+  void add_up(size_t t, float* others, const uint8_t* apart) const {
+    for (size_t p = 0; p < parts(); ++p) {
+      const size_t o = first + p / cut.channels, run = p % cut.channels, halves = half() ? run / half() * half() : 0;
+      const size_t at = t * w.oc + std::max(output(o), from), n = std::min(output(o + 1), to) + t * w.oc - at;
+      if (apart[p]) kernels().add_rows(slot(halves, others) + at, slot(run, others) + at, 0, 1, n);
+      if (run + 1 == cut.channels && run > 0) kernels().add_rows(y + at, slot(half(), others) + at, 0, 1, n);
+    }
+    float* out = y + t * w.oc;
+    for (size_t o = from; add && bias && o < to; ++o) out[o] += bias[o];
   }
   bool to_add_up() const { return cut.channels > 1 || (add && bias); }
-  void add_up(size_t t, const float* others) const {
-    float* out = y + t * w.oc;
-    if (cut.channels > 1) kernels().add_rows(out + from, others + t * w.oc + from, size(), cut.channels - 1, to - from);
-    if (add && bias)
-      for (size_t o = from; o < to; ++o) out[o] += bias[o];
-  }
 };
 
 void apply_few(const Few& few) {
   static thread_local Buffer<float> buffer;
+  static thread_local std::vector<uint8_t> flags;
   float* others = buffer.get(few.sums());
-  parallel_runs(few.parts(), [&](size_t part, size_t thread) {
-    few.part(part, others, scratch(thread, matvec_scratch(kSharedTokens)));
+  flags.assign(few.parts(), 0);
+  uint8_t* apart = flags.data();  // of this thread, whichever does the work
+  const size_t room = few.tokens == 1 ? few.w.oc : matvec_scratch(kSharedTokens);
+  parallel_runs(few.parts(), [&](size_t part, size_t begun, size_t thread) {
+    if (few.part(part, begun, others, scratch(thread, room))) apart[part] = 1;
   });
-  parallel(few.to_add_up() ? few.tokens : 0, [&](size_t t, size_t) { few.add_up(t, others); });
+  parallel(few.to_add_up() ? few.tokens : 0, [&](size_t t, size_t) { few.add_up(t, others, apart); });
 }
 
 // The same by one thread, with room for its sums.
 void apply_alone(const Few& few, size_t thread) {
-  float* room = scratch(thread, matvec_scratch(kSharedTokens) + few.sums());
-  float* others = room + matvec_scratch(kSharedTokens);
-  for (size_t part = 0; part < few.parts(); ++part) few.part(part, others, room);
-  for (size_t t = 0; few.to_add_up() && t < few.tokens; ++t) few.add_up(t, others);
+  const size_t own = std::max(few.w.oc, matvec_scratch(kSharedTokens));
+  float* room = scratch(thread, own + few.sums());
+  static thread_local std::vector<uint8_t> apart;
+  apart.resize(few.parts());
+  for (size_t part = 0; part < few.parts(); ++part) apart[part] = few.part(part, 0, room + own, room);
+  for (size_t t = 0; few.to_add_up() && t < few.tokens; ++t) few.add_up(t, room + own, apart.data());
 }
 
 void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {

@@ -46,18 +46,34 @@ struct Room {
   size_t count() const { return Most == 1 ? 1 : live; }  // where there are some
 };
 
-// The largest |scale| of a channel's groups: as integers, bf16 magnitudes are ordered too.
-inline float largest_scale(const uint16_t* s, size_t groups) {
+// The largest |scale| of a channel's groups, in 16 words: as integers, bf16 magnitudes are ordered too.
+inline __m256i largest_of(const uint16_t* s, size_t groups) {
   __m512i top = _mm512_setzero_si512();
   for (size_t g = 0; g < groups; g += 32) {
     const __mmask32 k = groups - g >= 32 ? ~0u : (1u << (groups - g)) - 1;
     top = _mm512_max_epu16(top, _mm512_and_si512(_mm512_maskz_loadu_epi16(k, s + g), _mm512_set1_epi16(0x7fff)));
   }
-  const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
-  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  // minpos finds the smallest of eight; the largest is the smallest of the complements
-  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
-  return bf16_to_f32(static_cast<uint16_t>(~_mm_cvtsi128_si32(least)));
+  return _mm256_max_epu16(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
+}
+// Of channels pick(i0) to pick(i0 + n - 1), whole quads, beside groups [0, groups) of their scales: four at a time into
+// out, asking for rows meanwhile.
+template <class Pick>
+inline void find_largest(const uint16_t* scales, size_t stride, Pick pick, size_t i0, size_t n, size_t groups,
+                         float* out, Ahead<Pick>& ahead) {
+  const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  for (size_t i = 0; i < n; i += 4) {
+    const auto one = [&](size_t j) INLINE {
+      ahead.fetch(2);
+      return largest_of(scales + pick(i0 + i + j) * stride, groups);
+    };
+    const auto two = [&](size_t j) INLINE { return _mm512_inserti64x4(_mm512_castsi256_si512(one(j)), one(j + 1), 1); };
+    const __m512i ab = two(0), cd = two(2);
+    __m512i top = _mm512_max_epu16(_mm512_shuffle_i64x2(ab, cd, 0x88), _mm512_shuffle_i64x2(ab, cd, 0xdd));
+    top = _mm512_max_epu16(top, _mm512_shuffle_epi32(top, _MM_PERM_BADC));
+    top = _mm512_max_epu16(top, _mm512_shuffle_epi32(top, _MM_PERM_CDAB));
+    top = _mm512_slli_epi32(_mm512_max_epu16(top, _mm512_srli_epi32(top, 16)), 16);
+    _mm_storeu_ps(out + i, _mm_castsi128_ps(_mm512_castsi512_si128(_mm512_permutexvar_epi32(lanes, top))));
+  }
 }
 
 // Units for channels pick(i0) to pick(i0 + n - 1) against groups [g0, g0 + groups), the same for all groups of the
@@ -169,7 +185,7 @@ struct Int8Column {
 // the high nibbles alone needs one AND; the low nibbles are the difference, exact in integers.
 struct Int4Column {
   using Row = Int4Row;
-  static constexpr size_t kRows = 16, kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
+  static constexpr size_t kRows = 12, kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
   static constexpr bool kHalves = true;
   static constexpr float kOffset = 8.f;
   static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
@@ -209,9 +225,10 @@ struct Int4Column {
 template <class Column>
 constexpr size_t kWhole = 3 / Column::kSums;
 
-// The quads of one column, of N tokens: their bytes x, `next` from quad to quad, and their sums.
+// The quads of one column, of N tokens: their bytes x, `next` from quad to quad, and their sums; fresh: from zero.
 template <class Column, size_t N, class Quads>
-inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, size_t next, __m512i* sums) {
+inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, size_t next, __m512i* sums,
+                      bool fresh) {
   constexpr size_t S = Column::kSums, M = N <= kWhole<Column> ? 4 : 2;
   each<4 / M>([&](auto half) INLINE {
     __m512i a[N][S][2][M];
@@ -221,7 +238,7 @@ inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, 
     };
     all([&](auto t, auto s, auto m) INLINE {
       a[t][s][0][m] = _mm512_setzero_si512();
-      a[t][s][1][m] = _mm512_load_si512(sum(t, s, m));
+      a[t][s][1][m] = fresh ? _mm512_setzero_si512() : _mm512_load_si512(sum(t, s, m));
     });
     for (size_t q = 0; q < quads; ++q) Column::template dot<N, M>(a, quad(q), half * M, x + q * next, width);
     // Both bytes together still fit 32 bits, and half as many sums go to memory and back.
@@ -233,16 +250,18 @@ inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, 
 
 // A tile's columns. Quads that are needed once go from memory to registers; else they are interleaved once and kept,
 // because rows that lie a power of two apart push each other out of the cache.
+// Not inlined: within a longer function the prefetches come in bursts, and int8 takes a tenth longer.
 template <class Column, class Rows, class Pick, size_t Most>
-void dot_tile(const Rows& rows, size_t quads, size_t columns, bool half, size_t width, Room<Column, Most>& room,
-              Ahead<Pick>& ahead) {
+[[gnu::noinline]] void dot_tile(const Rows& rows, size_t quads, size_t columns, bool half, size_t width, bool fresh,
+                                Room<Column, Most>& room, Ahead<Pick>& ahead) {
   using T = Tile<Column, Most>;
   constexpr size_t kOnce = upto(Most, kWhole<Column>);
   const size_t live = room.count(), next = live * 2 * width;
   for (size_t col = 0; col < columns; ++col) {
     const auto dot = [&](auto quad, auto size, size_t t) {
       const int32_t* x = room.bytes + 2 * t * width + col * T::kGroupsOf;
-      dot_quads<Column, decltype(size)::value>(quad, quads, x, width, next, room.sums + (col * live + t) * T::kVectors);
+      __m512i* sums = room.sums + (col * live + t) * T::kVectors;
+      dot_quads<Column, decltype(size)::value>(quad, quads, x, width, next, sums, fresh);
     };
     const auto kept = [&](size_t q) INLINE -> const Quad& { return room.quads[q]; };
     const auto dot_all = [&](auto read) INLINE {
@@ -273,10 +292,7 @@ void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const uint16_t* scales = w.scales + g0;
   const size_t stride = w.groups();
-  for (size_t i = 0; i < n; ++i) {
-    ahead.fetch(4);
-    room.largest[i] = largest_scale(scales + pick(c + i) * stride, groups);
-  }
+  find_largest(scales, stride, pick, c, n, groups, room.largest, ahead);
   room.live = 0;
   for (size_t t = 0; t < tokens.count(); ++t) {
     if (find_units(pick, tokens.x_of(t), c, n, room, room.live))
@@ -286,13 +302,11 @@ void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
   }
 }
 
-// Sums of a block of n channels, `columns` columns wide: before and after.
+// Of a block of n channels, `columns` columns wide: what the offset adds up to before, and the sums after.
 template <class Column, size_t Most>
 void clear(Room<Column, Most>& room, size_t columns, size_t n) {
-  using T = Tile<Column, Most>;
-  std::memset(room.sums, 0, columns * room.live * T::kVectors * sizeof(__m512i));
   for (size_t t = 0; t < room.live; ++t)
-    for (size_t g = 0; g < T::width(columns); ++g) room.zero[t][g] = -128 * static_cast<int32_t>(n);
+    for (size_t g = 0; g < Tile<Column, Most>::width(columns); ++g) room.zero[t][g] = -128 * static_cast<int32_t>(n);
 }
 template <class Column, size_t Most>
 void flush_all(const Room<Column, Most>& room, size_t o, size_t columns, size_t groups) {
@@ -337,7 +351,7 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& toke
         if (col == 0) scales_ahead.fetch(4 * quads * (2 * groups / 64 + 1));
         fold_quads(w.scales, stride, pick, c, i, quads, g0 + col * T::kGroupsOf, groups_at(col), width, room, ahead);
         const RowsAt<Pick, kPass> rows(w.data, rb, first + 64 * col, pick, c + i, 4 * quads);
-        dot_tile(rows, quads, wide(col), groups_at(col) < wide(col) * T::kGroupsOf, width, room, ahead);
+        dot_tile(rows, quads, wide(col), groups_at(col) < wide(col) * T::kGroupsOf, width, i == 0, room, ahead);
       }
       flush_all(room, o0 + col * Column::kOutputs, wide(col), groups_at(col));
     }

@@ -63,13 +63,16 @@ class Pool {
     while (done_.load(std::memory_order_acquire) < job.tasks) RELAX();
   }
 
-  void run_runs(Job job) {
-    const size_t n = std::min<size_t>(threads_, job.tasks);
-    for (size_t r = 0; r < n; ++r) runs_[r].left = r * job.tasks / n << 32 | (r + 1) * job.tasks / n;
-    auto own = [&](size_t first, size_t thread) {
+  // A thread that is late finds its run taken by others; which thread calls `own` first does not matter.
+  void run_runs(size_t tasks, void (*fn)(void*, size_t, size_t, size_t), void* ctx) {
+    const size_t n = std::min(threads_, tasks);
+    const auto first = [&](size_t r) { return r * tasks / n; };
+    for (size_t r = 0; r < n; ++r) runs_[r].left = first(r) << 32 | first(r + 1);
+    auto own = [&](size_t, size_t thread) {
       size_t task;
-      for (size_t r = 0; r < n; ++r)
-        while (runs_[(first + r) % n].take(r == 0, task)) job.fn(job.ctx, task, thread);
+      while (thread < n && runs_[thread].take(true, task)) fn(ctx, task, first(thread), thread);
+      for (size_t r = 1; r <= n; ++r)
+        while (runs_[(thread + r) % n].take(false, task)) fn(ctx, task, task, thread);
     };
     run(Job{called<decltype(own)>, &own, static_cast<uint32_t>(n)});
   }
@@ -163,22 +166,31 @@ Pool& pool() {
 
 namespace {
 
-void in_turn(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx, void (Pool::*run)(Job)) {
+// alone() on one thread, or all(pool).
+template <class Alone, class All>
+void in_turn(size_t tasks, Alone&& alone, All&& all) {
   if (tasks == 0) return;
   std::lock_guard<std::mutex> turn(g_turn);
   Pool& p = pool();
-  if (tasks == 1 || p.size() == 1) {
-    for (size_t i = 0; i < tasks; ++i) fn(ctx, i, 0);
-  } else {
-    (p.*run)(Job{fn, ctx, static_cast<uint32_t>(tasks)});
-  }
+  if (tasks == 1 || p.size() == 1)
+    alone();
+  else
+    all(p);
 }
 
 }  // namespace
 
-void parallel(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) { in_turn(tasks, fn, ctx, &Pool::run); }
-void parallel_runs(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) {
-  in_turn(tasks, fn, ctx, &Pool::run_runs);
+void parallel(size_t tasks, void (*fn)(void*, size_t, size_t), void* ctx) {
+  const auto alone = [&] {
+    for (size_t i = 0; i < tasks; ++i) fn(ctx, i, 0);
+  };
+  in_turn(tasks, alone, [&](Pool& p) { p.run(Job{fn, ctx, static_cast<uint32_t>(tasks)}); });
+}
+void parallel_runs(size_t tasks, void (*fn)(void*, size_t, size_t, size_t), void* ctx) {
+  const auto alone = [&] {
+    for (size_t i = 0; i < tasks; ++i) fn(ctx, i, 0, 0);
+  };
+  in_turn(tasks, alone, [&](Pool& p) { p.run_runs(tasks, fn, ctx); });
 }
 
 size_t threads() { return g_threads; }

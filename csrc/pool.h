@@ -8,8 +8,9 @@
 void parallel(size_t tasks, void (*fn)(void* ctx, size_t task, size_t thread), void* ctx);
 
 // The same where neighbouring tasks want one thread, which then reads on where it was reading: each thread has a run of
-// them, and one that is done takes the last of another's.
-void parallel_runs(size_t tasks, void (*fn)(void* ctx, size_t task, size_t thread), void* ctx);
+// them, always the same one, and one that is done takes the last of another's. fn(ctx, task, from, thread): the thread
+// has done the tasks [from, task) of its run, in order; from = task where it is another's.
+void parallel_runs(size_t tasks, void (*fn)(void* ctx, size_t task, size_t from, size_t thread), void* ctx);
 
 template <class F>
 void called(void* ctx, size_t task, size_t thread) {
@@ -20,8 +21,12 @@ void parallel(size_t tasks, F&& f) {
   parallel(tasks, called<F>, &f);
 }
 template <class F>
+void called_in_runs(void* ctx, size_t task, size_t from, size_t thread) {
+  (*static_cast<std::remove_reference_t<F>*>(ctx))(task, from, thread);
+}
+template <class F>
 void parallel_runs(size_t tasks, F&& f) {
-  parallel_runs(tasks, called<F>, &f);
+  parallel_runs(tasks, called_in_runs<F>, &f);
 }
 
 size_t threads();
