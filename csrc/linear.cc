@@ -108,9 +108,9 @@ struct Few {
   // apart: of every part whether it has a slot of its own.
   void add_up(size_t t, float* others, const uint8_t* apart) const {
     for (size_t p = 0; p < parts(); ++p) {
-      const size_t o = first + p / cut.channels, run = p % cut.channels, halves = half() ? run / half() * half() : 0;
+      const size_t o = first + p / cut.channels, run = p % cut.channels, head = run < half() ? 0 : half();
       const size_t at = t * w.oc + std::max(output(o), from), n = std::min(output(o + 1), to) + t * w.oc - at;
-      if (apart[p]) kernels().add_rows(slot(halves, others) + at, slot(run, others) + at, 0, 1, n);
+      if (apart[p]) kernels().add_rows(slot(head, others) + at, slot(run, others) + at, 0, 1, n);
       if (run + 1 == cut.channels && run > 0) kernels().add_rows(y + at, slot(half(), others) + at, 0, 1, n);
     }
     float* out = y + t * w.oc;

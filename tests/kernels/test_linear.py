@@ -106,6 +106,22 @@ def test_same_bits_again_and_at_any_number_of_threads(level, threads, quant):
 
 
 @pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("threads", (2, 3, 5, 8))
+def test_parts_add_up_to_the_same_bits_whoever_does_them(level, threads, quant):
+    shape = (1100, 1000)  # eight parts; a thread that is done takes some of another
+    before = _core.threads()
+    try:
+        _core.set_threads(1)
+        alone = run(quant, shape, 1, bias=True, add=True)
+        _core.set_threads(threads)
+        for _ in range(20):
+            assert np.array_equal(run(quant, shape, 1, bias=True, add=True), alone)
+    finally:
+        _core.set_threads(before)
+    check(quant, shape, 1, alone, bias=True, add=True)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
 def test_a_row_does_not_depend_on_its_neighbours(level, quant):
     data, scales, dense = storage(quant, 257, 200)
     w = _core.Matrix(quant, 257, len(dense), data, scales, None)
