@@ -83,8 +83,8 @@ class Ahead {
   size_t stride_, width_;
   Pick pick_;
   size_t i_, limit_;              // rows of the channels [i, limit) are still to come
-  const uint8_t* row_ = nullptr;  // of the run that is asked for what is still to come
-  size_t left_ = 0;               // and its lines
+  const uint8_t* row_ = nullptr;  // where the run that is being asked for goes on
+  size_t left_ = 0;               // lines of it
 };
 
 }  // namespace ISA

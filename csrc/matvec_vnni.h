@@ -55,8 +55,8 @@ inline __m256i largest_of(const uint16_t* s, size_t groups) {
   }
   return _mm256_max_epu16(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
 }
-// Of channels pick(i0) to pick(i0 + n - 1), whole quads, beside groups [0, groups) of their scales: four at a time into
-// out, asking for rows meanwhile.
+// The same of channels pick(i0) to pick(i0 + n - 1), whole quads, beside groups [0, groups) of their scales: four at a
+// time into out, asking for rows meanwhile.
 template <class Pick>
 inline void find_largest(const uint16_t* scales, size_t stride, Pick pick, size_t i0, size_t n, size_t groups,
                          float* out, Ahead<Pick>& ahead) {
