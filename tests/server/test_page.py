@@ -184,8 +184,10 @@ def test_an_answer_grows_and_the_next_goes_on_from_it(visit: Any, url: str) -> N
 def test_stop(visit: Any, url: str, how: str) -> None:
     v = visit(url)
     v.settle(temperature=0.7, most=None)
+    v.page.context.new_cdp_session(v.page).send("Emulation.setCPUThrottlingRate", {"rate": 4})
     v.ask("The sea")
     expect(v.page.locator(".growing .text")).not_to_be_empty()
+    v.page.wait_for_timeout(1000)  # a page that cannot keep up with the tokens hears no button
     if how == "Escape":
         v.page.keyboard.press("Escape")
     else:

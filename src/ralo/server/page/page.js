@@ -131,6 +131,7 @@ class Answer {
   constructor(way, parent) {
     this.way = way;
     this.words = "";
+    this.written = 0; // characters of `words` that the page shows
     this.pieces = 0;
     this.element = make("section", `answer ${way}`);
     this.title = make("h3", "", LABELS[models.dense ? way : "dense"]);
@@ -151,9 +152,19 @@ class Answer {
     this.last = now;
     this.pieces += 1;
     this.words += words;
+    this.frame ??= requestAnimationFrame(() => { // not at every token: laying out leaves no time for buttons
+      this.write();
+      this.show(this.pieces, "");
+    });
+  }
+
+  /** Words that came since the last frame. */
+  write() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
     const follow = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 60;
-    this.text.append(words);
-    this.show(this.pieces, "");
+    this.text.append(this.words.slice(this.written));
+    this.written = this.words.length;
     if (follow) messages.scrollTop = messages.scrollHeight;
   }
 
@@ -165,11 +176,13 @@ class Answer {
   }
 
   end(tokens, end) {
+    this.write();
     this.element.classList.remove("growing");
     this.show(tokens ?? this.pieces, end);
   }
 
   fail(message) {
+    this.write();
     this.element.classList.remove("growing");
     const line = make("p", "trouble", message);
     line.setAttribute("role", "alert");
