@@ -74,6 +74,7 @@ struct Mat {
   const Proc* proc = nullptr;
   const Hashed* hashed = nullptr;
   const Factors* factors = nullptr;
+  const float* largest = nullptr;  // (ic): of each channel's scales the largest magnitude; null without scales
   size_t row_bytes() const {
     if (hashed) return 6 * hashed->fanout;  // blocks and their bits
     return proc ? proc->columns * kPad : weight_bytes(quant, oc);

@@ -96,13 +96,16 @@ struct Few {
     const size_t o = first + index / cut.channels, run = index % cut.channels, after = half() ? run % half() : 0;
     const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
     const bool joins = tokens == 1 && after > 0 && begun + after <= index;
-    float* out = joins ? room : slot(run, others);
-    for (size_t t = 0; t < tokens && !(run == 0 && add); ++t) start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
+    const size_t n = channel(run + 1) - channel(run);
+    const bool at_once = joins && n % 4 == 0 && n <= kernels().added_at_once(w.quant);
+    float *head = slot(run - after, others), *out = at_once ? head : joins ? room : slot(run, others);
+    for (size_t t = 0; t < tokens && !at_once && !(run == 0 && add); ++t)
+      start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
     if (tokens == 1)
       table(w.quant).matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
     else
       table(w.quant).matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1), room);
-    if (joins) kernels().add_rows(slot(run - after, others) + o0, room + o0, 0, 1, o1 - o0);
+    if (joins && !at_once) kernels().add_rows(head + o0, room + o0, 0, 1, o1 - o0);
     return after > 0 && !joins;
   }
   // apart: of every part whether it has a slot of its own.
@@ -279,6 +282,17 @@ size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const fl
 decltype(Kernels::matvec_f32) matvec_kernel(Quant q) { return table(q).matvec; }
 decltype(Kernels::neurons_f32) neurons_kernel(Quant q) { return table(q).neurons; }
 decltype(Kernels::neuron_range_f32) neuron_range_kernel(Quant q) { return table(q).neuron_range; }
+
+void largest_scales(const Mat& w, float* out) {
+  constexpr size_t kChannels = 64;
+  parallel((w.ic + kChannels - 1) / kChannels, [&](size_t task, size_t) {
+    for (size_t i = task * kChannels; i < std::min((task + 1) * kChannels, w.ic); ++i) {
+      uint16_t top = 0;  // as integers, bf16 magnitudes are ordered too
+      for (size_t g = 0; g < w.groups(); ++g) top = std::max<uint16_t>(top, w.scales[i * w.groups() + g] & 0x7fff);
+      out[i] = std::bit_cast<float>(uint32_t{top} << 16);
+    }
+  });
+}
 
 void norms(const Mat& w, float* out) {
   if (w.factors) return factors_norms(w, out);

@@ -8,9 +8,8 @@ size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, flo
 size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, float* y, bool add);
 // The same for one token and some of the channels.
 size_t apply_some(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, bool add);
-// The same for all or some of the channels, and outputs [o0, o1) only, multiples of kPad: into y[o0, o1). Where x is
-// rounded to 16 bits beside the scales (matvec_vnni.h, matvec_avx2.h) the unit is that of the outputs read; everywhere
-// else these are the bits that the whole matrix gives.
+// The same for all or some of the channels, and outputs [o0, o1) only, multiples of kPad: into y[o0, o1). These
+// are the bits that the whole matrix gives.
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1);
 // y[j] = sum of x[i] W[i][j], x (d), for the neurons j of an ascending list, nothing else of y is written;
 // list null: all of them.
@@ -19,6 +18,8 @@ size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const fl
 decltype(Kernels::matvec_f32) matvec_kernel(Quant q);
 decltype(Kernels::neurons_f32) neurons_kernel(Quant q);
 decltype(Kernels::neuron_range_f32) neuron_range_kernel(Quant q);
+// Of each channel's scales the largest magnitude (ic), for Mat::largest.
+void largest_scales(const Mat& w, float* out);
 // L2 norm of each channel's weights (ic).
 void norms(const Mat& w, float* out);
 // Output-major rows (n, ic) into outputs [o0, o0 + n). False: a value is not finite.

@@ -29,22 +29,6 @@ inline __m256i scales_at(const uint16_t* s, size_t n) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(all));
 }
 
-// The largest |scale| of a channel's groups: as integers, bf16 magnitudes are ordered too.
-inline float largest_scale(const uint16_t* s, size_t groups) {
-  __m256i most = _mm256_setzero_si256();
-  size_t g = 0;
-  for (; g + 16 <= groups; g += 16) {
-    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + g));
-    most = _mm256_max_epu16(most, _mm256_and_si256(v, _mm256_set1_epi16(0x7fff)));
-  }
-  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
-  // minpos finds the smallest of eight; the largest is the smallest of the complements
-  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
-  uint16_t top = static_cast<uint16_t>(~_mm_cvtsi128_si32(least));
-  for (; g < groups; ++g) top = (s[g] & 0x7fff) > top ? s[g] & 0x7fff : top;
-  return bf16_to_f32(top);
-}
-
 // Channels pick(i0) to pick(i0 + n - 1), n even, against groups [g0, g0 + groups). False: a value is not finite, and
 // bytes cannot say so.
 template <class Pick>
@@ -55,7 +39,7 @@ bool fold_bytes(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, si
   const auto scales = [=](size_t i) { return first + pick(i0 + i) * stride; };
   const size_t width = width_of(groups);
   float units[kFold], largest[kFold], inv;
-  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], largest[i] = largest_scale(scales(i), groups);
+  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], largest[i] = w.largest[pick(i0 + i)];
   if (!find_step(units, largest, n, f.step, inv)) return false;
   for (size_t i = 0; i < n; ++i) units[i] *= inv;
   const __m256i none = _mm256_setzero_si256(), second = _mm256_set1_epi16(static_cast<short>(0xff00));

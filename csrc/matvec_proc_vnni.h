@@ -138,11 +138,9 @@ void panel_proc_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>&
   const auto wide = [&](size_t k) { return upto(k1 - k, ProcRoom<Most>::kColumns); };
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
-    Ahead<Pick> none(w.data, rb, 0, rb, pick, c);  // seeds are asked for pass by pass, below
-    find_largest(w.scales + k0, columns.all, pick, c, n, k1 - k0, room.largest, none);
     room.live = 0;
     for (size_t t = 0; t < tokens.count(); ++t) {
-      if (find_units(pick, tokens.x_of(t), c, n, room, room.live))
+      if (find_units(w, pick, tokens.x_of(t), c, n, room, room.live))
         room.y[room.live++] = tokens.y_of(t);
       else
         panel_proc(w, pick, count, tokens.only(t), o0, o1, c, c + n);

@@ -46,42 +46,12 @@ struct Room {
   size_t count() const { return Most == 1 ? 1 : live; }  // where there are some
 };
 
-// The largest |scale| of a channel's groups, in 16 words: as integers, bf16 magnitudes are ordered too.
-inline __m256i largest_of(const uint16_t* s, size_t groups) {
-  __m512i top = _mm512_setzero_si512();
-  for (size_t g = 0; g < groups; g += 32) {
-    const __mmask32 k = groups - g >= 32 ? ~0u : (1u << (groups - g)) - 1;
-    top = _mm512_max_epu16(top, _mm512_and_si512(_mm512_maskz_loadu_epi16(k, s + g), _mm512_set1_epi16(0x7fff)));
-  }
-  return _mm256_max_epu16(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
-}
-// The same of channels pick(i0) to pick(i0 + n - 1), whole quads, beside groups [0, groups) of their scales: four at a
-// time into out, asking for rows meanwhile.
-template <class Pick>
-inline void find_largest(const uint16_t* scales, size_t stride, Pick pick, size_t i0, size_t n, size_t groups,
-                         float* out, Ahead<Pick>& ahead) {
-  const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-  for (size_t i = 0; i < n; i += 4) {
-    const auto one = [&](size_t j) INLINE {
-      ahead.fetch(2);
-      return largest_of(scales + pick(i0 + i + j) * stride, groups);
-    };
-    const auto two = [&](size_t j) INLINE { return _mm512_inserti64x4(_mm512_castsi256_si512(one(j)), one(j + 1), 1); };
-    const __m512i ab = two(0), cd = two(2);
-    __m512i top = _mm512_max_epu16(_mm512_shuffle_i64x2(ab, cd, 0x88), _mm512_shuffle_i64x2(ab, cd, 0xdd));
-    top = _mm512_max_epu16(top, _mm512_shuffle_epi32(top, _MM_PERM_BADC));
-    top = _mm512_max_epu16(top, _mm512_shuffle_epi32(top, _MM_PERM_CDAB));
-    top = _mm512_slli_epi32(_mm512_max_epu16(top, _mm512_srli_epi32(top, 16)), 16);
-    _mm_storeu_ps(out + i, _mm_castsi128_ps(_mm512_castsi512_si128(_mm512_permutexvar_epi32(lanes, top))));
-  }
-}
-
-// Units for channels pick(i0) to pick(i0 + n - 1) against groups [g0, g0 + groups), the same for all groups of the
-// block, so that no group needs a maximum of its own. False: a value is not finite, and bytes cannot say so.
+// Units for channels pick(i0) to pick(i0 + n - 1), the same for all groups of the block, so that no group needs a
+// maximum of its own. False: a value is not finite, and bytes cannot say so.
 template <class Pick, class Kept>
-bool find_units(Pick pick, const float* x, size_t i0, size_t n, Kept& room, size_t t) {
+bool find_units(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, Kept& room, size_t t) {
   float *units = room.units[t], inverse;
-  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)];
+  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], room.largest[i] = w.largest[pick(i0 + i)];
   if (!find_step(units, room.largest, n, room.step[t], inverse)) return false;
   for (size_t i = 0; i < n; ++i) units[i] *= inverse;
   return true;
@@ -151,8 +121,8 @@ inline void in_order(const __m512* v, __m512* out) {
   out[2] = _mm512_shuffle_f32x4(c, d, 0x88), out[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
 }
 inline void add_to(float* y, __m512 v, float zero, float step) {
-  v = _mm512_sub_ps(v, _mm512_set1_ps(zero));
-  _mm512_storeu_ps(y, _mm512_fmadd_ps(v, _mm512_set1_ps(step), _mm512_loadu_ps(y)));
+  v = _mm512_mul_ps(_mm512_sub_ps(v, _mm512_set1_ps(zero)), _mm512_set1_ps(step));
+  _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), v));  // not fused: see added_at_once
 }
 
 // One 64-byte column of rows. dot() adds vectors [m0, m0 + M) of four rows to N tokens' sums of the high and of the low
@@ -289,13 +259,10 @@ template <class Column, class Rows, class Pick, size_t Most>
 template <class Column, class Pick, size_t Most>
 void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t c, size_t n,
             Room<Column, Most>& room, Ahead<Pick>& ahead) {
-  const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
-  const uint16_t* scales = w.scales + g0;
-  const size_t stride = w.groups();
-  find_largest(scales, stride, pick, c, n, groups, room.largest, ahead);
+  ahead.fetch(2 * n);
   room.live = 0;
   for (size_t t = 0; t < tokens.count(); ++t) {
-    if (find_units(pick, tokens.x_of(t), c, n, room, room.live))
+    if (find_units(w, pick, tokens.x_of(t), c, n, room, room.live))
       room.y[room.live++] = tokens.y_of(t);
     else
       panel<typename Column::Row>(w, pick, count, tokens.only(t), o0, o1, c, c + n, room.xs);

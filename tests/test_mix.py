@@ -14,6 +14,7 @@ import ralo
 from ralo import KWTA, TT, Event, Mix, Proc, RaloError, StatePack
 from ralo.compose import compose
 from ralo.lm import LM
+from ralo.matrix import Matrix
 from ralo.memory import Arena
 from ralo.mix.matrix import rounded
 from ralo.model import FEW, Model
@@ -267,10 +268,15 @@ def test_metrics_and_memory(model):
 # ---------------------------------------------------------------- damaged weights
 
 
-def damage(lm: LM, layer: int, place: str, scale: int) -> CoarseSlot:
-    slot = lm.model.slots[layer].taken[f"{place}_weights"].slot
-    slot.matrix.scales[3, 0] = scale
-    return slot
+def damage(lm: LM, layer: int, place: str, scale: int, where: slice | tuple[int, int] = (3, 0)) -> CoarseSlot:
+    slots, name = lm.model.slots[layer], f"{place}_weights"
+    taken = slots.taken[name]
+    m, scales = taken.slot.matrix, taken.slot.matrix.scales.copy()
+    scales[where] = scale
+    bad = CoarseSlot(Matrix(m.quant, m.ic, m.parts, m.data, scales, m.bias), taken.slot.replaced)
+    slots.put(name, bad, taken.mode, taken.runs)
+    lm.model.use(lm.model.slots)
+    return bad
 
 
 @pytest.mark.parametrize("scale", [NAN, INFINITE], ids=["nan", "inf"])
@@ -297,7 +303,7 @@ def test_the_other_places_stay_coarse(model):
 @pytest.mark.parametrize("place", PLACES)
 def test_damaged_weights_under_winners_fall_back_too(model, place):
     lm = opened(model, Mix(), KWTA(k=0.6, gate="off"))
-    damage(lm, 0, place, NAN).matrix.scales[:] = NAN  # whoever wins
+    damage(lm, 0, place, NAN, where=slice(None))  # whoever wins
     assert np.isfinite(decoded(lm)).all()
     assert lm.model.slots[0].taken[place].slot.nonfinite == len(TOKENS) - 1 == lm.metrics()["guard.nonfinite"]
 
@@ -377,7 +383,7 @@ def test_what_the_modes_say_to_each_other():
 @pytest.mark.parametrize("mode", [StatePack(target="mlp"), KWTA(k=1.0)], ids=lambda m: m.name)
 def test_damaged_weights_under_an_mlps_slot_fall_back_too(relu, mode, place):
     lm = opened(relu, Mix(target="mlp"), mode)
-    damage(lm, 0, place, NAN).matrix.scales[:] = NAN
+    damage(lm, 0, place, NAN, where=slice(None))
     assert np.isfinite(decoded(lm)).all() and lm.metrics()["guard.nonfinite"] > 0
 
 

@@ -35,6 +35,7 @@ Matrix::Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8
                Bias bias_)
     : Matrix(shape_of(quant, ic, oc), std::move(data_), std::move(scales_), std::move(bias_)) {
   check(w, data.shape(0), data.shape(1), scales);
+  find_largest();
 }
 
 Matrix::Matrix(const Mat& shape, Array<const uint8_t, 2> data_, ConstScales scales_, Bias bias_)
@@ -42,6 +43,14 @@ Matrix::Matrix(const Mat& shape, Array<const uint8_t, 2> data_, ConstScales scal
   if (bias) need(bias->shape(0) == w.oc, "bias must be (oc,)");
   w.data = const_cast<uint8_t*>(data.data());
   w.scales = scales ? const_cast<uint16_t*>(scales->data()) : nullptr;
+}
+
+void Matrix::find_largest() {
+  if (!scales) return;
+  nb::gil_scoped_release release;
+  largest.resize(w.ic);
+  largest_scales(w, largest.data());
+  w.largest = largest.data();
 }
 
 size_t Matrix::apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const {

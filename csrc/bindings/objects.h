@@ -8,12 +8,13 @@
 using ConstScales = std::optional<Array<const uint16_t, 2>>;
 using Bias = std::optional<Array<const float, 1>>;
 
-// Keeps the arrays alive while kernels read them.
+// Keeps the arrays alive while kernels read them. Scales stay as they are when it is made.
 struct Matrix {
   Mat w;
   Array<const uint8_t, 2> data;
   ConstScales scales;
   Bias bias;
+  std::vector<float> largest;
 
   Matrix(const std::string& quant, size_t ic, size_t oc, Array<const uint8_t, 2> data_, ConstScales scales_,
          Bias bias_);
@@ -21,6 +22,7 @@ struct Matrix {
  protected:
   // Of a shape that the derived class checks.
   Matrix(const Mat& shape, Array<const uint8_t, 2> data_, ConstScales scales_, Bias bias_);
+  void find_largest();  // scales; once shapes are checked
 
  public:
   size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const;

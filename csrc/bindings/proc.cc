@@ -44,6 +44,7 @@ struct ProcMatrix : Matrix {
     check_deltas(ic, oc);
     proc = {columns, tables.data(), at.shape(0) ? starts.data() : nullptr, at.data(), deltas.data()};
     w.proc = &proc;
+    find_largest();
   }
   ProcMatrix(const ProcMatrix&) = delete;
 

@@ -76,6 +76,13 @@ MATVEC(bf16, Bf16Row, ByFloats)
 MATVEC(int8, Int8Row, Int8)
 MATVEC(int4, Int4Row, Int4)
 
+size_t added_at_once([[maybe_unused]] Quant quant) {
+#ifdef __AVX512VNNI__
+  if (quant == Quant::int8 || quant == Quant::int4) return kFold;
+#endif
+  return 0;
+}
+
 void add_rows(float* y, const float* rows, size_t stride, size_t n, size_t width) {
   for (size_t o = 0; o < width; o += kLanes) {
     V sum = load(y + o);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -36,8 +37,13 @@ class Matrix:
         starts = list(accumulate((padded(n) for n in parts.values()), initial=0))
         self.oc = starts[-1]  # outputs, padding included
         self.slices = {name: slice(at, at + n) for (name, n), at in zip(parts.items(), starts, strict=False)}
-        self.core = self._core()
         self.bytes_read = 0  # by all calls so far, counted by the kernel
+        _ = self.core  # refuses arrays that do not fit
+
+    @cached_property
+    def core(self) -> _core.Matrix:
+        """What the kernels read. It knows the scales that were there when it was made."""
+        return self._core()
 
     def _core(self) -> _core.Matrix:
         return _core.Matrix(self.quant, self.ic, self.oc, self.data, self.scales, self.bias)
@@ -48,7 +54,7 @@ class Matrix:
         arena = arena or Arena()
         oc = sum(padded(n) for n in parts.values())
         groups = _core.groups(quant, oc)
-        return cls(
+        made = cls(
             quant,
             ic,
             parts,
@@ -56,6 +62,8 @@ class Matrix:
             scales=arena.zeros((ic, groups), np.uint16) if groups else None,
             bias=np.zeros(oc, np.float32) if bias else None,
         )
+        del made.core  # made anew when it is first asked for, which is after packing
+        return made
 
     def pack(self, part: str, tensor: Tensor) -> bool:
         """Quantise a tensor (outputs, ic) into a part, some rows at a time; False: a value is not finite."""

@@ -144,8 +144,9 @@ def test_a_guess_that_is_not_finite_is_caught(level, tokens):
     half, x, state = Guessed("int8"), stream(tokens), _core.LayerState()
     clean, (first, second) = half.run(x, 0, state)[0], half.factors.steps
     dense = half.run(x)
-    broken = Matrix("int8", second.ic, second.parts, second.data, second.scales.copy(), None)
-    broken.scales[0, 0] = 0x7FC0  # NaN
+    scales = second.scales.copy()
+    scales[0, 0] = 0x7FC0  # NaN
+    broken = Matrix("int8", second.ic, second.parts, second.data, scales, None)
     factors = FactoredMatrix(D, {"gate": F}, half.factors.train, [first, broken], None)
     sick = _core.KwtaMlp(*half.args, half.guess(factors))
     half.mlp.use(None, None, sick)
