@@ -44,11 +44,8 @@ void matvec(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
     By::template run<Row>(w, pick, count, tokens, p, upto(o1, p + kPanel), i0, i1, scratch);
 }
 
-#if defined(__AVX512VNNI__)
+#ifdef __AVX2__
 using Int8 = ByBytes<Int8Column>;
-using Int4 = ByBytes<Int4Column>;
-#elif defined(__AVX2__)
-using Int8 = ByFloats;
 using Int4 = ByBytes<Int4Column>;
 #else
 using Int8 = ByFloats;

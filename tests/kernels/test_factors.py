@@ -89,7 +89,7 @@ def near(case: Case, quant: str, x: np.ndarray, got: np.ndarray, start: np.ndarr
     dense = stored(case, quant)
     error = np.abs(got - (reference(case, x, dense) + start))
     size = reference(case, np.abs(x), [np.abs(w) for w in dense]) + np.abs(start)
-    by_bytes = {"avx512": ("int8", "int4"), "avx2": ("int4",)}.get(_core.level(), ())
+    by_bytes = () if _core.level() == "base" else ("int8", "int4")
     if quant in by_bytes or (not exact and quant in ("int8", "int4")):
         return bool((error <= (0.02 if exact else 0.2) * np.sqrt(np.square(got).mean())).all())
     roundings = sum(len(w) + ROUNDINGS[quant] for w in dense) + 3

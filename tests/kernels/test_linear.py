@@ -70,7 +70,7 @@ def check(
     size = linear.magnitude(dense, x, (np.abs(y) if add else 0) + (np.abs(b) if bias else 0))
     roundings = shape[0] + ROUNDINGS[quant] + (bias and add)
     error = np.abs(got - linear.apply(dense, x, start))
-    by_bytes = {"avx512": ("int8", "int4"), "avx2": ("int4",)}.get(_core.level(), ())
+    by_bytes = () if _core.level() == "base" else ("int8", "int4")
     rounded = tokens <= _core.FEW_TOKENS and quant in by_bytes
     coarse = [[linear.fixed_point(quant, storage(quant, *shape)[1], row) if rounded else 0.0] for row in x]  # (T, 1)
     assert (error <= roundings * 2.0**-24 * size + np.array(coarse)).all(), f"{tokens} tokens: off by {error.max()}"

@@ -102,7 +102,6 @@ def test_wrong_lists_are_refused(channels):
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] > 64], ids=str)
 def test_a_part_has_the_bits_of_the_whole(level, threads, shape):
-    """Floats; where x times its scale has 16 bits, the part's own largest scale says what a unit is."""
     x, _, b = inputs(1, shape[0], shape[1])
     s, blocks = stored(*shape), shape[1] // 64
     w, whole = matrix(s, shape[1], b), run(s, shape[1], x, b)[0]
@@ -113,11 +112,7 @@ def test_a_part_has_the_bits_of_the_whole(level, threads, shape):
             w.apply_part(x[0], y, first * 64, last * 64)
             inside = slice(first * 64, last * 64)
             assert (np.delete(y, np.arange(shape[1])[inside]) == 7).all()
-            if level != "avx512" or (first, last) == (0, blocks):
-                assert same(y[inside], whole[inside])
-            mixed = whole.copy()
-            mixed[inside] = y[inside]
-            check(shape, True, x, mixed[None], b[None])
+            assert same(y[inside], whole[inside])
 
 
 def test_a_part_of_nothing_reads_nothing(level):
