@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +33,7 @@ class World:
     feel: float = 1.0  # percent of perplexity by KL, beside what the search expects
     worse: float = 1.0  # the text to check with, beside the text to tune on
     slow: float = 1.0  # speed of the dial's modes, beside what the costs promise
+    skips: bool = True  # whether channels that are skipped save the time that the costs promise, or none
     spread: float = 0.1  # from a loss to the end of its interval
     whole: dict[str, tuple[float, float]] = field(default_factory=dict)  # frame -> percent, times as fast
     drafts: float = 0.5  # speed of verified drafts beside their plan's
@@ -107,7 +108,9 @@ class World:
         return 60 * self.feel * float(dialled) + sum(self.whole[name][0] for name in self._whole(modes))
 
     def speed(self, modes) -> float:
-        took = sum(self.effort[key][i] for key, i in self._options(modes).items()) / self.dense_s
+        options = {key: OPTIONS[i] for key, i in self._options(modes).items()}
+        read = {key: o if self.skips else replace(o, share=1.0) for key, o in options.items()}
+        took = sum(self.effort[key][OPTIONS.index(o)] for key, o in read.items()) / self.dense_s
         dialled = any(isinstance(m, Mix) or m.where for m in modes)
         speed = (self.slow if dialled else 1.0) / (REST + (1 - REST) * float(took))
         for name in self._whole(modes):
@@ -207,6 +210,15 @@ def test_several_contexts_count_alike():
 
 
 # ---------------------------------------------------------------- the comparison at the end
+
+
+def test_costs_of_places_that_mislead_do_not_decide():
+    keys = {f"state-pack {n} keys": (0.2, 1 + n / 1000) for n in (256, 384, 768)}
+    world = World(whole=keys, contexts=(128, 4000), skips=False)
+    best, looking = told(world)
+    assert names(best.modes) == ["mix", "state-pack"]
+    joint = next(found for found in looking.tried if found.name == TOGETHER)
+    assert "kwta" in names(joint.modes) and joint.speed < best.speed == world.speed(best.modes)
 
 
 def test_a_plan_that_was_measured_in_a_lucky_moment_loses_in_the_comparison():

@@ -69,6 +69,7 @@ class Search:
             frame = self._frame()
             for name, sites in self.dials.items():
                 self._dial(name, sites, frame if name == TOGETHER else ())
+            self._on_top(frame)
             self._drafts(frame)
             self._compare()
         except OutOfTime:
@@ -143,6 +144,18 @@ class Search:
         """What the dial says; neurons that are silent are for the frame to skip."""
         found = modes_of(sites.within(loss), sites.own, sites.mix)
         return tuple(replace(m, gate="off") if neurons and isinstance(m, KWTA) else m for m in found)
+
+    def _on_top(self, frame: Sequence[Mode]) -> None:
+        """What a mode gained alone, on top of those that are on as a whole. Costs of places are measured alone and can
+        mislead the joint dial: here only whole plans are compared."""
+        alone = [f for f in self.tried if f.name in self.dials and f.name != TOGETHER and f.score > WORTH]
+        for found in alone if frame else ():
+            modes = joined(frame, found.modes)
+            if modes is None or not found.loss.fits(self.max_dppl) or any(f.modes == modes for f in self.tried):
+                continue
+            name = " and ".join(mode.name for mode in modes)
+            self.say(f"trying {name}")
+            self._try(name, modes, quick=True)
 
     def _drafts(self, frame: Sequence[Mode]) -> None:
         """The best plan so far as what drafts, verified densely: dense's own text."""
