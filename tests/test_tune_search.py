@@ -371,8 +371,15 @@ def test_a_mode_that_slows_another_down_is_left_out():
 
 @pytest.mark.parametrize(("percent", "taken"), [(0.7, True), (0.9, False)])
 def test_a_mode_that_takes_too_much_of_the_budget_is_left_out(percent, taken):
-    best, _ = told(World(2, whole={"event": (percent, 1.02)}))
+    best, _ = told(World(2, whole={"event": (percent, 1.1)}))
     assert best is not None and ("event" in names(best.modes)) == taken
+
+
+def test_of_plans_that_are_as_fast_the_one_that_loses_least_is_taken():
+    best, looking = told(World(2, whole={"event": (0.7, 1.02)}))
+    faster = next(found for found in looking.tried if "event" in names(found.modes) and found.name == TOGETHER)
+    assert "event" not in names(best.modes) and best.speed < faster.speed < best.speed / 0.97
+    assert best.loss.delta_ppl_pct < faster.loss.delta_ppl_pct
     assert best.loss.fits(2.0)
 
 

@@ -25,6 +25,7 @@ TIGHTER = (1.0, 0.8, 0.6, 0.4)  # aims, one after another, until the check holds
 TOGETHER = "all together"
 WORTH = 1.01  # times as fast, from which one plan is better than another
 NEAR, FINALISTS = 0.85, 3  # of the best one's speed, and how many: what is compared at the end
+ALIKE = 0.97  # of the fastest one's speed, from which on a minute decides which is faster
 
 Say = Callable[[str], None]
 
@@ -166,7 +167,7 @@ class Search:
 
     def _compare(self) -> None:
         """The fastest ones once more, in turns, since each was measured in a minute of its own: the fastest that holds
-        is the plan."""
+        is the plan, and of those that are as fast the one that loses least."""
         fits = {key_of(found.modes): found for found in self.tried if found.loss.fits(self.max_dppl)}
         near = [found for found in fits.values() if self.best and found.score > NEAR * self.best.score]
         near = sorted(near, key=lambda found: -found.score)[:FINALISTS]
@@ -177,7 +178,11 @@ class Search:
         again = {key_of(found.modes): tuple(each) for found, each in zip(near, gains, strict=True)}
         self.tried = [replace(f, gains=again.get(key_of(f.modes), f.gains)) for f in self.tried]
         compared = [i for i, found in enumerate(self.tried) if key_of(found.modes) in again]
-        for i in sorted(compared, key=lambda i: -self.tried[i].score):
+        top = max(self.tried[i].score for i in compared)
+        alike = [i for i in compared if self.tried[i].score >= ALIKE * top]
+        slower = [i for i in compared if i not in alike]
+        by_loss = sorted(alike, key=lambda i: self.tried[i].loss.delta_ppl_pct)
+        for i in by_loss + sorted(slower, key=lambda i: -self.tried[i].score):
             self.tried[i] = found = replace(self.tried[i], loss=self.trials.loss(self.tried[i].modes))
             if found.loss.fits(self.max_dppl):
                 self.best = found
