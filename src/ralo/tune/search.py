@@ -147,14 +147,18 @@ class Search:
         return tuple(replace(m, gate="off") if neurons and isinstance(m, KWTA) else m for m in found)
 
     def _on_top(self, frame: Sequence[Mode]) -> None:
-        """What a mode gained alone, on top of those that are on as a whole. Costs of places are measured alone and can
-        mislead the joint dial: here only whole plans are compared."""
+        """What a mode gained alone, and the coarser precision everywhere, on top of the modes that are on as a whole.
+        Costs of places are measured alone and can mislead the dials: here only whole plans are compared."""
         alone = [f for f in self.tried if f.name in self.dials and f.name != TOGETHER and f.score > WORTH]
-        for found in alone if frame else ():
-            modes = joined(frame, found.modes)
-            if modes is None or not found.loss.fits(self.max_dppl) or any(f.modes == modes for f in self.tried):
+        plans: list[Sequence[Mode]] = [f.modes for f in alone if f.loss.fits(self.max_dppl)]
+        joint = self.dials[TOGETHER]
+        if len({option.quant for option in joint.options}) > 1:
+            plans.append((joint.mix,))
+        for more in plans:
+            modes = joined(frame, more)
+            if modes is None or any(found.modes == modes for found in self.tried):
                 continue
-            name = " and ".join(mode.name for mode in modes)
+            name = " and ".join(mode.name if mode != joint.mix else "mix everywhere" for mode in modes)
             self.say(f"trying {name}")
             self._try(name, modes, quick=True)
 
@@ -178,12 +182,14 @@ class Search:
         again = {key_of(found.modes): tuple(each) for found, each in zip(near, gains, strict=True)}
         self.tried = [replace(f, gains=again.get(key_of(f.modes), f.gains)) for f in self.tried]
         compared = [i for i, found in enumerate(self.tried) if key_of(found.modes) in again]
-        top = max(self.tried[i].score for i in compared)
-        alike = [i for i in compared if self.tried[i].score >= ALIKE * top]
-        slower = [i for i in compared if i not in alike]
-        by_loss = sorted(alike, key=lambda i: self.tried[i].loss.delta_ppl_pct)
-        for i in by_loss + sorted(slower, key=lambda i: -self.tried[i].score):
-            self.tried[i] = found = replace(self.tried[i], loss=self.trials.loss(self.tried[i].modes))
+        for i in compared:
+            self.tried[i] = replace(self.tried[i], loss=self.trials.loss(self.tried[i].modes))
+        alike = ALIKE * max(self.tried[i].score for i in compared)
+
+        def order(found: Found) -> tuple[bool, float]:
+            return (False, found.loss.delta_ppl_pct) if found.score >= alike else (True, -found.score)
+
+        for found in sorted((self.tried[i] for i in compared), key=order):
             if found.loss.fits(self.max_dppl):
                 self.best = found
                 self.better(found)
