@@ -290,14 +290,15 @@ template <class Column, class Pick, size_t Most>
 void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t i0,
                  size_t i1, Room<Column, Most>& room) {
   using T = Tile<Column, Most>;
-  // Whole rows one after the other come faster where fewer are read side by side; rows of some channels do not.
-  constexpr size_t kRows = Most == 1 && std::is_same_v<Pick, All> ? Column::kRows : kPass;
   const size_t rb = w.row_bytes(), columns = (o1 - o0 + Column::kOutputs - 1) / Column::kOutputs;
+  // Whole rows one after the other come faster where fewer are read side by side; others do not.
+  const bool whole = std::is_same_v<Pick, All> && (o1 - o0) == w.oc;
+  const size_t at_once = Most == 1 && whole ? Column::kRows : kPass;
   const size_t first = o0 * 64 / Column::kOutputs;
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const auto wide = [&](size_t col) { return upto(columns - col, T::kColumns); };  // columns of a tile
   const auto groups_at = [&](size_t col) { return upto(groups - col * T::kGroupsOf, wide(col) * T::kGroupsOf); };
-  const size_t stride = w.oc / Column::kGroup, lead = kRows + (Most == 1 ? kLead : 0) / (64 * columns);  // rows
+  const size_t stride = w.oc / Column::kGroup, lead = at_once + (Most == 1 ? kLead : 0) / (64 * columns);  // rows
   Ahead<Pick> scales_ahead(w.scales, 2 * stride, 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * wide(0), pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
@@ -307,14 +308,14 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& toke
     settle(w, pick, count, tokens, o0, o1, c, n, room, ahead);
     for (size_t col = 0; col < columns && room.live > 0; col += wide(col)) {
       clear(room, wide(col), n);
-      for (size_t i = 0; i < n; i += kRows) {
+      for (size_t i = 0; i < n; i += at_once) {
         // The next tile lies below, or at the top of the next columns, or in the next block.
-        const bool below = i + kRows < n, beside = !below && col + wide(col) < columns;
-        const size_t next = below ? c + i + kRows : beside ? c : c + n;
+        const bool below = i + at_once < n, beside = !below && col + wide(col) < columns;
+        const size_t next = below ? c + i + at_once : beside ? c : c + n;
         const size_t next_col = below ? col : beside ? col + wide(col) : 0;
         if (next_col != col) ahead = Ahead<Pick>(w.data, rb, first + 64 * next_col, 64 * wide(next_col), pick, next);
         ahead.move(next, upto(next + lead, count));
-        const size_t quads = upto(n - i, kRows) / 4, width = T::width(wide(col));
+        const size_t quads = upto(n - i, at_once) / 4, width = T::width(wide(col));
         if (col == 0) scales_ahead.fetch(4 * quads * (2 * groups / 64 + 1));
         fold_quads(w.scales, stride, pick, c, i, quads, g0 + col * T::kGroupsOf, groups_at(col), width, room, ahead);
         const RowsAt<Pick, kPass> rows(w.data, rb, first + 64 * col, pick, c + i, 4 * quads);
