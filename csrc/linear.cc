@@ -90,8 +90,8 @@ struct Few {
   float* slot(size_t run, float* others) const { return run == 0 ? y : others + (run - 1) * size(); }
 
   // others: (channel parts - 1, tokens, oc), sums of all channel parts but the first, whose go to y. Where the thread
-  // has done the parts from a half's first one on, [begun, index), it adds to that one's sums: they stay in its cache,
-  // as a slot for every part does not. True: the part has a slot of its own.
+  // has done the parts from a half's first one on, [begun, index), it adds to that one's sums, at once where the bits
+  // are the same: they stay in its cache, as a slot for every part does not. True: the part has a slot of its own.
   bool part(size_t index, size_t begun, float* others, float* room) const {
     const size_t o = first + index / cut.channels, run = index % cut.channels, after = half() ? run % half() : 0;
     const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pairwise import pairwise
+from test_mix import NAN, damage
 from test_proc import pack, write_model
 from test_proc import using as using_seeds
 from test_tt import using as using_factors
@@ -327,8 +328,7 @@ def test_a_planted_nan_is_caught_for_its_text_alone(directory: Path, place: str)
 def test_other_weights_that_are_not_finite(directory: Path, place: str) -> None:
     """Every text falls back to the model's own, and each is counted as if alone."""
     lm = opened(directory, Mix())
-    bad = lm.model.slots[1].taken[f"{place}_weights"].slot
-    bad.matrix.scales[3, 0] = 0x7FC0  # NaN, as bf16
+    bad = damage(lm, 1, place, NAN)
     assert np.isfinite(assert_as_alone(lm.model, begun(lm.model, LENGTHS[:5]), rounds=1)).all()
     assert bad.nonfinite == 4 * 5  # alone and together, and twice in the end
     rows = begun(lm.model, LENGTHS[:3])
