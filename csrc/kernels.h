@@ -242,12 +242,10 @@ struct CodeQuery {
   const float* blocks;           // (g, stride): query times a block's mean
   size_t stride, g;
 };
-// Keys found by a scan, room for every key of it and kCodeGroup more. They are asked for at once: most are read soon.
+// Keys found by a scan, room for every key of it and kCodeGroup more.
 struct CodeHits {
   uint32_t* at;
   float* importance;
-  const void* rows;  // of keys
-  size_t row_bytes;
 };
 
 // Two bits a weight of a gate: bitmaps of its large positive and of its large negative weights, and what those weigh on

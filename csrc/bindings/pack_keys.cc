@@ -83,25 +83,23 @@ void code_query(Array<const float, 2> q, float scale, const std::string& code, f
 }
 
 // Positions and importance of the keys found; how many.
-size_t code_scan(const std::string& popcount, const std::string& code, const LayerCache& cache, size_t head,
-                 Array<const uint64_t, 4> bits, Array<const uint16_t, 3> scales, Array<const uint64_t, 3> planes,
-                 Array<const float, 1> factor, Array<const float, 1> offset, Array<const float, 2> blocks, float bound,
-                 size_t from, Array<uint32_t, 1> at, Array<float, 1> importance) {
+size_t code_scan(const std::string& popcount, const std::string& code, Array<const uint64_t, 4> bits,
+                 Array<const uint16_t, 3> scales, Array<const uint64_t, 3> planes, Array<const float, 1> factor,
+                 Array<const float, 1> offset, Array<const float, 2> blocks, float bound, size_t from,
+                 Array<uint32_t, 1> at, Array<float, 1> importance) {
   const size_t n = bits.shape(0), g = planes.shape(0), room = n * kCodeKeys, words = bits.shape(2);
   const CodeForm form = form_of(code, 0.f, std::clamp<size_t>(planes.shape(1), 1, kMostPlanes));
-  need(head < cache.c.heads && room <= cache.c.capacity, "no such kv head, or keys past the cache");
   need(bits.shape(1) == kCodeStep && bits.shape(3) == kCodeGroup && scales.shape(0) == n &&
-           scales.shape(1) == kCodeStep && scales.shape(2) == kCodeGroup && words == form.words(cache.c.ep),
+           scales.shape(1) == kCodeStep && scales.shape(2) == kCodeGroup && words > 0 && words % form.bitmaps() == 0,
        "codes of another shape");
   need(g > 0 && planes.shape(1) == form.planes() && planes.shape(2) == words && blocks.shape(0) == g &&
            blocks.shape(1) == n,
        "queries of another shape");
   need(factor.shape(0) == g && offset.shape(0) == g, "one number a query");
   need(at.shape(0) == room + kCodeGroup && importance.shape(0) == room + kCodeGroup, "room for every key and a group");
-  const Keys keys = cache.c.keys(head);
   return kernels().code_scan(popcount_of(popcount), {bits.data(), scales.data(), words},
                              {form, planes.data(), factor.data(), offset.data(), blocks.data(), n, g}, bound, from, 0,
-                             n, {at.data(), importance.data(), keys.k, cache.c.ep * cache.c.element()});
+                             n, {at.data(), importance.data()});
 }
 
 }  // namespace
@@ -135,8 +133,7 @@ void bind_pack_keys(nb::module_& m) {
         "Codes of one kv head: bits, scales, means, sums of values");
   m.def("code_query", code_query, array("q"), nb::arg("scale"), nb::arg("code"), nb::arg("eps"), nb::arg("bits"),
         array("planes"), array("factor"), array("offset"), "Queries (g, padded e) as planes of bits");
-  m.def("code_scan", code_scan, nb::arg("popcount"), nb::arg("code"), nb::arg("cache"), nb::arg("head"), array("bits"),
-        array("scales"), array("planes"), array("factor"), array("offset"), array("blocks"), nb::arg("bound"),
-        nb::arg("from_position"), array("at"), array("importance"),
-        "Keys whose importance is at least the bound; returns how many");
+  m.def("code_scan", code_scan, nb::arg("popcount"), nb::arg("code"), array("bits"), array("scales"), array("planes"),
+        array("factor"), array("offset"), array("blocks"), nb::arg("bound"), nb::arg("from_position"), array("at"),
+        array("importance"), "Keys whose importance is at least the bound; returns how many");
 }

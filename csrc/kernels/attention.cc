@@ -1,4 +1,5 @@
 // Decode attention of one kv head over its cached keys, all query heads of the group at once; writing the cache.
+#include "ask.h"
 #include "keys.h"
 
 namespace ISA {
@@ -11,9 +12,8 @@ constexpr size_t kTogether = kLanes == 16 ? 4 : 2,
 
 // Asks for n rows from position t on, which are read soon.
 template <class Key>
-void ahead(const void* rows, size_t ep, size_t t, size_t n) {
-  const char* from = static_cast<const char*>(rows) + t * ep * Key::kBytes;
-  for (size_t at = 0; at < n * ep * Key::kBytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+ASKS void ahead(const void* rows, size_t ep, size_t t, size_t n) {
+  ask(static_cast<const char*>(rows) + t * ep * Key::kBytes, n * ep * Key::kBytes);
 }
 
 // s[h][j] = q_h . key(t + j) for n keys; the scores past n, up to whole vectors, are rubbish. A few keys are taken

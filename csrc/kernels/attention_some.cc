@@ -11,7 +11,7 @@ constexpr size_t kKeys = 64;  // keys per step of the online softmax
 constexpr size_t kHeads = 4;  // query heads that share one conversion of a key
 constexpr size_t kTogether = kLanes == 16 ? 4 : 2,
                  kWide = kTogether;  // keys, and vectors of a value, held in registers
-constexpr size_t kSoon = 16;         // rows asked for before they are read: where a list goes on, the CPU cannot guess
+constexpr size_t kSoon = 32;         // rows asked for before they are read: where a list goes on, the CPU cannot guess
 
 // f(G, first) for the g heads of a group, up to kHeads at a time.
 template <class F>

@@ -1,6 +1,7 @@
 // Guessing scores from packed keys by counting bits, and finding the keys that matter by those guesses.
 #include <type_traits>
 
+#include "ask.h"
 #include "popcount.h"
 
 namespace ISA {
@@ -73,15 +74,9 @@ template <class Count, class Form, size_t Words>
 
 // Codes that are read soon. They lie in order, but the CPU does not read on by itself beyond a page.
 constexpr size_t kSoon = 24;  // groups
-inline void ask_codes(const Codes& c, size_t group) {
-  const uint64_t* bits = c.bits + (group + kSoon) * c.words * kCodeGroup;
-  for (size_t i = 0; i < c.words * kCodeGroup; i += 8) __builtin_prefetch(bits + i, 0, 2);
-  if (group % 2 == 0) __builtin_prefetch(c.scales + (group + 2 * kSoon) * kCodeGroup, 0, 2);
-}
-
-void ask(const void* rows, size_t bytes, size_t at) {
-  const char* row = static_cast<const char*>(rows) + at * bytes;
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+ASKS void ask_codes(const Codes& c, size_t group) {
+  ask(c.bits + (group + kSoon) * c.words * kCodeGroup, c.words * kCodeGroup * sizeof(uint64_t));
+  if (group % 2 == 0) ask(c.scales + (group + 2 * kSoon) * kCodeGroup, 1);
 }
 
 // Keys of a group before position `from`: a bit each.
@@ -131,7 +126,6 @@ size_t scan(const Codes& c, const CodeQuery& q, float bound, size_t from, size_t
     if (group / kCodeStep * kCodeKeys < from) hit &= ~before(group, from);
     count = list_hits(hit, group, importance, hits, count);
   }
-  for (size_t i = 0; i < count; ++i) ask(hits.rows, hits.row_bytes, hits.at[i]);
   return count;
 }
 

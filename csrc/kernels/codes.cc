@@ -12,12 +12,13 @@ constexpr float kSteps[] = {1.596f, 0.9957f, 0.586f,
                             0.3352f};  // by bits, times the root mean square: lose least of a bell curve
 constexpr float kMostScale = 1e4f, kMostJump = 4.f, kSmooth = 0.1f;
 
-// 64 dimensions of n columns, mixed with one another: a Hadamard transform. x (64, n).
-void rotate(float* x, size_t n) {
-  for (size_t d = 0; d < 64; ++d)
-    for (size_t i = 0; i < n; ++i) x[d * n + i] *= kFlips >> d & 1 ? -kEighth : kEighth;
-  for (size_t half = 1; half < 64; half *= 2)
-    for (size_t d = 0; d < 64; ++d) {
+float flip(size_t d) { return kFlips >> d & 1 ? -kEighth : kEighth; }
+
+// Dimensions of n columns, mixed with one another: a Hadamard transform. x (dims, n).
+template <size_t dims, size_t n>
+void mix(float* x) {
+  for (size_t half = 1; half < dims; half *= 2)
+    for (size_t d = 0; d < dims; ++d) {
       if (d & half) continue;
       float *a = x + d * n, *b = x + (d + half) * n;
       for (size_t i = 0; i < n; ++i) {
@@ -25,6 +26,36 @@ void rotate(float* x, size_t n) {
         a[i] = one + other, b[i] = one - other;
       }
     }
+}
+
+// 64 dimensions of a block of keys. x (64, kCodeKeys).
+void rotate_keys(float* x) {
+  for (size_t d = 0; d < 64; ++d)
+    for (size_t i = 0; i < kCodeKeys; ++i) x[d * kCodeKeys + i] *= flip(d);
+  mix<64, kCodeKeys>(x);
+}
+
+// 64 dimensions of a query, the same numbers in the same order: as a square, whose columns are mixed before its rows.
+void rotate_query(float* x) {
+  float turned[64];
+  for (size_t j = 0; j < 8; ++j)
+    for (size_t i = 0; i < 8; ++i) turned[j * 8 + i] = x[i * 8 + j] * flip(i * 8 + j);
+  mix<8, 8>(turned);
+  for (size_t i = 0; i < 8; ++i)
+    for (size_t j = 0; j < 8; ++j) x[i * 8 + j] = turned[j * 8 + i];
+  mix<8, 8>(x);
+}
+
+// The p-th bit of each of 64 bytes, as a word.
+uint64_t bits_of(const uint8_t* bytes, size_t p) {
+  uint64_t word = 0;
+  for (size_t i = 0; i < 8; ++i) {
+    uint64_t eight = 0;
+    for (size_t b = 0; b < 8; ++b) eight |= static_cast<uint64_t>(bytes[i * 8 + b]) << (8 * b);
+    // Byte b's bit comes to stand at 56 + b.
+    word |= (eight >> p & 0x0101010101010101) * 0x0102040810204080 >> 56 << (8 * i);
+  }
+  return word;
 }
 
 template <class Key>
@@ -144,7 +175,7 @@ void code_keys(const Keys& kv, size_t first, const CodeForm& form, const CodeBlo
     std::memset(out.mean, 0, ep * sizeof(uint16_t));
   turn(rows, ep, x);
   if (form.centred())
-    for (size_t c = 0; c < (ep + 63) / 64; ++c) rotate(x + c * 64 * kCodeKeys, kCodeKeys);
+    for (size_t c = 0; c < (ep + 63) / 64; ++c) rotate_keys(x + c * 64 * kCodeKeys);
   encode(x, ep, form, out);
 }
 
@@ -167,10 +198,13 @@ struct QueryCode {
     for (size_t d = 0; d < dims; ++d) square += x[d] * x[d];
     const float step = kSteps[form.bits - 1] * std::sqrt(square / static_cast<float>(dims));
     const float inverse = step > 1e-30f ? 1 / step : 0.f;
-    for (size_t d = 0; d < dims; ++d) {
-      const float v = x[d] * inverse + levels / 2;  // a NaN becomes the lowest
-      const auto number = static_cast<uint64_t>(v >= levels ? levels - 1 : v > 0 ? v : 0.f);
-      for (size_t p = 0; p < form.bits; ++p) plane(p)[d / 64] |= (number >> p & 1) << (d % 64);
+    for (size_t c = 0; c < chunks(); ++c) {
+      uint8_t number[64];
+      for (size_t d = 0; d < 64; ++d) {
+        const float v = x[c * 64 + d] * inverse + levels / 2;  // a NaN becomes the lowest
+        number[d] = static_cast<uint8_t>(static_cast<int32_t>(v >= levels ? levels - 1 : v > 0 ? v : 0.f));
+      }
+      for (size_t p = 0; p < form.bits; ++p) plane(p)[c] = bits_of(number, p);
     }
     *factor = -step, *offset = 0.5f * step * (levels - 1) * static_cast<float>(dims);
   }
@@ -218,7 +252,7 @@ void code_query(const float* q, size_t g, size_t ep, float scale, const CodeForm
     float x[kWidestCode] = {};
     std::memcpy(x, q + h * ep, ep * sizeof(float));
     if (form.centred())
-      for (size_t d = 0; d < dims; d += 64) rotate(x + d, 1);
+      for (size_t d = 0; d < dims; d += 64) rotate_query(x + d);
     const QueryCode code{form, x, dims, ep, planes + h * each, factor + h, offset + h};
     form.code == Code::signs ? code.numbers() : code.bitmaps(scale);
   }

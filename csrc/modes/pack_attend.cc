@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "ask.h"
 #include "modes/pack_scan.h"
 #include "pool.h"
 
@@ -22,6 +23,16 @@ constexpr size_t kAhead = 2;    // heads
 size_t tail_block(const PackRule& rule, const Span& s) {
   const size_t before = s.size() > rule.keys.recent ? s.end - rule.keys.recent : s.low;
   return before / kCodeKeys;
+}
+
+// What prepare() of a head reads, asked for while another head's is computed.
+ASKS void ask_inputs(const Scan& s, const Head& h) {
+  const Codes c = s.packed(h);
+  for (size_t i = 0; i < s.sampled; ++i) {
+    ask(c.bits + s.sample_group(i) * s.words * kCodeGroup, s.words * kCodeGroup * sizeof(uint64_t));
+    ask(c.scales + s.sample_group(i) * kCodeGroup, 1);
+  }
+  ask(s.codes.heads[h.index].means.data(), s.b1 * s.ep * sizeof(uint16_t));
 }
 
 }  // namespace
@@ -101,40 +112,27 @@ void Scan::sample(Head& h) const {
 
 // How important a key must be to be among those wanted, by the sample.
 void Scan::find_bound(Head& h) const {
-  static thread_local Buffer<float> shifted;
   static thread_local Buffer<uint32_t> scratch, won;
   const Sample& s = h.sample;
-  float* positive = shifted.get(s.count);
   for (size_t i = 0; i < s.count; ++i) {
     float most = -INFINITY;
     for (size_t k = 0; k < g; ++k) most = std::max(most, s.scores[k * s.count + i] - h.norm[k]);
-    s.importance[i] = most, positive[i] = std::max(most + kShift, 0.f);
+    s.importance[i] = shifted(most);
   }
   const double share = static_cast<double>(s.count) / static_cast<double>(guessed());
   const size_t rank = static_cast<size_t>(kMore * static_cast<double>(wanted) * share) + kAtLeast;
   h.bound = -INFINITY;
   if (rank >= s.count) return;
   uint32_t* list = won.get(s.count);
-  const size_t m = kernels().select_top(positive, nullptr, s.count, rank, scratch.get(s.count), list);
-  h.bound = INFINITY;
-  for (size_t i = 0; i < m; ++i) h.bound = std::min(h.bound, s.importance[list[i]]);
-}
-
-// What prepare() of a head reads, asked for while another head's is computed.
-void Scan::ask(const Head& h) const {
-  const Codes c = packed(h);
-  for (size_t i = 0; i < sampled; ++i) {
-    const uint64_t* bits = c.bits + sample_group(i) * words * kCodeGroup;
-    for (size_t w = 0; w < words * kCodeGroup; w += 8) __builtin_prefetch(bits + w, 0, 2);
-    __builtin_prefetch(c.scales + sample_group(i) * kCodeGroup, 0, 2);
-  }
-  const uint16_t* means = codes.heads[h.index].means.data();
-  for (size_t i = 0; i < b1 * ep; i += 32) __builtin_prefetch(means + i, 0, 2);
+  const size_t m = kernels().select_top(s.importance, nullptr, s.count, rank, scratch.get(s.count), list);
+  float least = INFINITY;
+  for (size_t i = 0; i < m; ++i) least = std::min(least, s.importance[list[i]]);
+  if (least > 0) h.bound = std::nextafter(least, 0.f) - kShift;  // not above it: shifting rounds
 }
 
 void Scan::prepare(Head& h) const {
-  if (h.index < kAhead) ask(h);
-  if (h.index + kAhead < heads.size()) ask(heads[h.index + kAhead]);
+  if (h.index < kAhead) ask_inputs(*this, h);
+  if (h.index + kAhead < heads.size()) ask_inputs(*this, heads[h.index + kAhead]);
   call.load(h.index, h.q);
   kernels().code_query(h.q, g, ep, call.scale, rule.form, h.planes, h.factor, h.offset);
   if (rule.form.centred())
@@ -153,8 +151,7 @@ void Scan::scan(size_t task) {
   const Head& h = heads[task / runs];
   const size_t first = b0 + task % runs * run_blocks, last = std::min(first + run_blocks, b1);
   Found& f = found[task];
-  f.count = kernels().code_scan(rule.popcount, packed(h), query(h), h.bound, from, first, last,
-                                {f.at, f.importance, keys(h).k, ep * c.element()});
+  f.count = kernels().code_scan(rule.popcount, packed(h), query(h), h.bound, from, first, last, {f.at, f.importance});
 }
 
 // A head that was switched off: all keys, as without the mode.

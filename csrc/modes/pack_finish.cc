@@ -26,33 +26,27 @@ Found Scan::gather(const Head& h) const {
 
 // Lists the most important of the keys found, as many as are wanted.
 Least Scan::choose(Head& h, const Found& all) const {
-  static thread_local Buffer<float> shifted;
+  static thread_local Buffer<float> numbers;
   static thread_local Buffer<uint32_t> scratch, winners;
   uint32_t* list = h.list + h.fixed;
   h.count = h.fixed + std::min(all.count, wanted);
   if (all.count <= wanted) {
     std::memcpy(list, all.at, all.count * sizeof(uint32_t));
-    return {h.bound, 0};
+    return {shifted(h.bound), 0};
   }
-  float *positive = shifted.get(all.count), least = INFINITY;
-  for (size_t i = 0; i < all.count; ++i) positive[i] = std::max(all.importance[i] + kShift, 0.f);
-  uint32_t* won = winners.get(all.count);
-  const float guess = std::max(h.bound + kShift, 1.f);
-  const size_t n = kernels().select_near(positive, nullptr, all.count, wanted, guess, scratch.get(all.count), won);
+  float* positive = numbers.get(all.count);
+  for (size_t i = 0; i < all.count; ++i) positive[i] = shifted(all.importance[i]);
+  uint32_t *won = winners.get(all.count), *score = scratch.get(all.count);  // positive numbers as integers
+  const float guess = std::max(shifted(h.bound), 1.f);
+  const size_t n = kernels().select_near(positive, nullptr, all.count, wanted, guess, score, won);
   h.count = h.fixed + n;
-  for (size_t i = 0; i < n; ++i) list[i] = all.at[won[i]], least = std::min(least, all.importance[won[i]]);
-  double equal = 0, read = 0;
-  for (size_t i = 0; i < all.count; ++i) equal += all.importance[i] == least;
-  for (size_t i = 0; i < n; ++i) read += all.importance[won[i]] == least;
-  return {least, 1 - read / equal};
-}
-
-// The values of the keys that were chosen, asked for while the scores are computed.
-void Scan::ask_values(const Head& h) const {
-  const size_t bytes = ep * c.element();
-  const uint8_t* values = static_cast<const uint8_t*>(keys(h).v);
-  for (size_t i = h.fixed; i < h.count; ++i)
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(values + h.list[i] * bytes + at, 0, 2);
+  uint32_t least = UINT32_MAX, equal = 0, read = 0;
+  for (size_t i = 0; i < n; ++i) list[i] = all.at[won[i]], least = std::min(least, score[won[i]]);
+  for (size_t i = 0; i < all.count; ++i) equal += score[i] == least;
+  for (size_t i = 0; i < n; ++i) read += score[won[i]] == least;
+  float importance;
+  std::memcpy(&importance, &least, sizeof importance);
+  return {importance, 1 - static_cast<double>(read) / equal};
 }
 
 // The document's forms may take a part of a score from the guess.
@@ -142,7 +136,6 @@ void Scan::finish(Head& h) const {
   static thread_local Buffer<float> parts, rest;
   float *logs = rest.get(g), *two = parts.get(2 * part_size(g, ep));
   const Least least = choose(h, gather(h));
-  ask_values(h);
   kernel.scores(keys(h), h.q, g, {h.list + h.fixed, 0, h.count - h.fixed}, h.scores + h.fixed, stride);
   if (rule.mix < 1) mix(h);
   rest_of(h, least, logs);

@@ -1,14 +1,18 @@
 // The work of one token over packed keys, by kv head: prepared, scanned (pack_attend.cc) and finished (pack_finish.cc).
 #pragma once
+#include <algorithm>
+
 #include "modes/pack_keys.h"
 
 namespace scanning {
 
-constexpr float kShift = 1024.f;  // makes importances positive, as select_top takes them
+// Importances are logarithms of weights; shifted, they are positive, as select_top takes them.
+constexpr float kShift = 1024.f;
+inline float shifted(float importance) { return std::max(importance + kShift, 0.f); }
 
 // Guesses for a few groups of keys, spread over the text: each stands for `each` others.
 struct Sample {
-  float *scores, *importance;  // (g, count), (count)
+  float *scores, *importance;  // (g, count), (count): shifted
   size_t count;
   float each;  // logarithm
 };
@@ -33,7 +37,7 @@ struct Found {
   size_t count;
 };
 
-// The importance from which on keys are read, and of those that have just it the share that is not.
+// The importance, shifted, from which on keys are read, and of those that have just it the share that is not.
 struct Least {
   float importance;
   double left;
@@ -64,7 +68,6 @@ struct Scan {
   Keys keys(const Head& h) const { return c.keys(h.index); }
 
   void allocate();
-  void ask(const Head& h) const;
   void prepare(Head& h) const;
   void read_fixed(Head& h) const;
   void sample(Head& h) const;
@@ -73,7 +76,6 @@ struct Scan {
   void finish(Head& h) const;
   Found gather(const Head& h) const;
   Least choose(Head& h, const Found& all) const;
-  void ask_values(const Head& h) const;
   void mix(const Head& h) const;
   void rest_of(const Head& h, const Least& least, float* logs) const;
   void enough(Head& h, float* logs) const;

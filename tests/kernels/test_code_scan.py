@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernels.test_attention import WIDTHS
 from kernels.test_block import normal
-from kernels.test_codes import FORMS, SCALE, by_key, code, held, packed, queries, unpacked
+from kernels.test_codes import FORMS, SCALE, by_key, code, packed, queries, unpacked
 from pairwise import pairwise
 from reference import codes as ref
 
@@ -24,7 +24,6 @@ class Scan:
     """The arguments of a scan over some blocks, in the kernel's layout."""
 
     form: ref.Form
-    e: int
     bits: np.ndarray
     scales: np.ndarray
     planes: np.ndarray
@@ -38,7 +37,7 @@ class Scan:
         q = queries(g, e) * np.float32(loud)
         bits, scales, means, _ = code("f16", e, form)
         blocks = q @ means.view(np.float16).astype(np.float32).T  # of forms that are not centred: zeros
-        scan = cls(form, e, bits, scales, *packed(form, q, loud * SCALE), blocks, np.zeros(g, np.float32))
+        scan = cls(form, bits, scales, *packed(form, q, loud * SCALE), blocks, np.zeros(g, np.float32))
         best = scan.guesses().max(1)
         scan.norm = (best + np.abs(normal(g, seed=6))).astype(np.float32)
         return scan
@@ -49,10 +48,7 @@ class Scan:
         at, importance = np.full(room, 2**32 - 1, np.uint32), np.full(room, np.nan, np.float32)
         over = np.ascontiguousarray(self.blocks - self.norm[:, None])
         query = (self.planes, self.factor, self.offset, over)
-        cache = held("f16", self.e)[0].core  # its rows are only asked for
-        n = _core.code_scan(
-            way, self.form.code, cache, 0, self.bits, self.scales, *query, bound, first, at, importance
-        )  # fmt: skip
+        n = _core.code_scan(way, self.form.code, self.bits, self.scales, *query, bound, first, at, importance)
         return at[:n], importance[:n]
 
     def guesses(self) -> np.ndarray:
