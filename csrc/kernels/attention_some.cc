@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "ahead.h"
+#include "ask.h"
 #include "keys.h"
 
 namespace ISA {
@@ -26,26 +27,25 @@ void by_heads(size_t g, F&& f) {
   }
 }
 
+// Asks for the rows [j, j + n) of those picked; past the last one for that again.
 template <class Key, class Pick>
-Ahead<Pick> rows_ahead(const void* rows, size_t ep, Pick pick) {
-  return {rows, ep * Key::kBytes, 0, ep * Key::kBytes, pick, 0};
-}
-// Rows [j, j + kSoon) are on their way from here on. Inlined, or the accumulators around it would go to memory.
-template <class Pick>
-[[gnu::always_inline]] inline void ask(Ahead<Pick>& soon, size_t j, size_t count) {
-  soon.move(j, upto(j + kSoon, count));
-  soon.fetch(SIZE_MAX);
+ASKS void ask_rows(const void* rows, size_t ep, Pick pick, size_t j, size_t n, size_t count) {
+  const size_t bytes = ep * Key::kBytes;
+  for (size_t i = j; i < j + n; ++i) ask(static_cast<const char*>(rows) + pick(upto(i, count - 1)) * bytes, bytes);
 }
 
 // out[h][j] = q_h . the j-th key. A few keys are taken together, so that a query is loaded once for all of them.
 template <class Key, size_t G, class Pick>
 void score_heads(const Keys& kv, const float* q, Pick pick, size_t count, float* out, size_t stride) {
-  auto soon = rows_ahead<Key>(kv.k, kv.ep, pick);
+  if (count == 0) return;
+  ask_rows<Key>(kv.k, kv.ep, pick, 0, kSoon, count);
   for (size_t j0 = 0; j0 < count; j0 += kLanes) {
     const size_t n = upto(count - j0, kLanes);
     V part[G][kLanes];
-    ask(soon, j0 + kLanes, count);
+    alignas(64) float scale[kLanes];
+    for (size_t j = 0; j < kLanes; ++j) scale[j] = Key::scale(kv.k_scales, pick(j0 + upto(j, n - 1)));
     for (size_t j = 0; j < kLanes; j += kTogether) {
+      ask_rows<Key>(kv.k, kv.ep, pick, j0 + j + kSoon, kTogether, count);
       size_t key[kTogether];
       V acc[kTogether][G];
       for (size_t i = 0; i < kTogether; ++i) {
@@ -64,9 +64,11 @@ void score_heads(const Keys& kv, const float* q, Pick pick, size_t count, float*
         for (size_t h = 0; h < G; ++h) part[h][j + i] = acc[i][h];
     }
     for (size_t h = 0; h < G; ++h) {
-      float s[kLanes];
-      store(s, sums(part[h]));
-      for (size_t j = 0; j < n; ++j) out[h * stride + j0 + j] = s[j] * Key::scale(kv.k_scales, pick(j0 + j));
+      const V s = mul(sums(part[h]), load(scale));
+      if (n == kLanes)
+        store(out + h * stride + j0, s);
+      else
+        store_n(out + h * stride + j0, s, n);
     }
   }
 }
@@ -89,12 +91,12 @@ void key_scores(const Keys& kv, const float* q, size_t g, const Positions& at, f
 // head from e on.
 template <class Key, size_t G, size_t W>
 void add_values(const Keys& kv, const Positions& at, size_t j0, size_t n, size_t e, const float s[G][kKeys],
-                const float shrink[G], float* o, Ahead<Listed>& soon) {
+                const float shrink[G], float* o) {
   V acc[G][W];
   for (size_t h = 0; h < G; ++h)
     for (size_t w = 0; w < W; ++w) acc[h][w] = mul(load(o + h * kv.ep + e + w * kLanes), set1(shrink[h]));
   for (size_t j = 0; j < n; ++j) {
-    if (e == 0) ask(soon, j0 + j + 1, at.count);
+    if (e == 0) ask_rows<Key>(kv.v, kv.ep, Listed{at.list}, j0 + j + kSoon, 1, at.count);
     V value[W];
     for (size_t w = 0; w < W; ++w) value[w] = Key::read(kv.v, at.list[j0 + j] * kv.ep + e + w * kLanes);
     for (size_t h = 0; h < G; ++h) {
@@ -113,20 +115,18 @@ void attend_heads(const Keys& kv, const float* scores, size_t stride, const Posi
   alignas(64) float s[G][kKeys];
   for (size_t h = 0; h < G; ++h) m[h] = -INFINITY, l[h] = 0;
   std::memset(o, 0, G * kv.ep * sizeof(float));
-  auto soon = rows_ahead<Key>(kv.v, kv.ep, Listed{at.list});
+  if (at.count) ask_rows<Key>(kv.v, kv.ep, Listed{at.list}, 0, kSoon, at.count);
   for (size_t j0 = 0; j0 < at.count; j0 += kKeys) {
     const size_t n = upto(at.count - j0, kKeys);
     float shrink[G];
-    ask(soon, j0, at.count);
     for (size_t h = 0; h < G; ++h) {
       std::memcpy(s[h], scores + h * stride + j0, n * sizeof(float));
       shrink[h] = soften(s[h], n, m[h], l[h]);
       for (size_t j = 0; j < n; ++j) s[h][j] *= Key::scale(kv.v_scales, at.list[j0 + j]);
     }
     size_t e = 0;
-    for (; e + kWide * kLanes <= kv.ep; e += kWide * kLanes)
-      add_values<Key, G, kWide>(kv, at, j0, n, e, s, shrink, o, soon);
-    for (; e < kv.ep; e += kLanes) add_values<Key, G, 1>(kv, at, j0, n, e, s, shrink, o, soon);
+    for (; e + kWide * kLanes <= kv.ep; e += kWide * kLanes) add_values<Key, G, kWide>(kv, at, j0, n, e, s, shrink, o);
+    for (; e < kv.ep; e += kLanes) add_values<Key, G, 1>(kv, at, j0, n, e, s, shrink, o);
   }
 }
 

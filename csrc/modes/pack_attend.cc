@@ -19,6 +19,7 @@ constexpr size_t kLeastSample = 16, kMostSample = 24, kEvery = 32;  // groups, a
 constexpr float kMore = 1.2f;   // keys are looked for than are wanted: the sample may mislead
 constexpr size_t kAtLeast = 3;  // of the sample above the bound
 constexpr size_t kAhead = 2;    // heads
+constexpr float kFar = 1024.f;  // a key that is less important by so much has no weight left
 
 size_t tail_block(const PackRule& rule, const Span& s) {
   const size_t before = s.size() > rule.keys.recent ? s.end - rule.keys.recent : s.low;
@@ -112,22 +113,24 @@ void Scan::sample(Head& h) const {
 
 // How important a key must be to be among those wanted, by the sample.
 void Scan::find_bound(Head& h) const {
+  static thread_local Buffer<float> numbers;
   static thread_local Buffer<uint32_t> scratch, won;
   const Sample& s = h.sample;
-  for (size_t i = 0; i < s.count; ++i) {
-    float most = -INFINITY;
-    for (size_t k = 0; k < g; ++k) most = std::max(most, s.scores[k * s.count + i] - h.norm[k]);
-    s.importance[i] = shifted(most);
-  }
+  float* positive = numbers.get(s.count);
+  std::fill(s.importance, s.importance + s.count, -INFINITY);
+  for (size_t k = 0; k < g; ++k)
+    for (size_t i = 0; i < s.count; ++i)
+      s.importance[i] = std::max(s.importance[i], s.scores[k * s.count + i] - h.norm[k]);
+  h.bound = -INFINITY, h.origin = -kFar;
+  for (size_t i = 0; i < s.count; ++i) positive[i] = h.above(s.importance[i]);
   const double share = static_cast<double>(s.count) / static_cast<double>(guessed());
   const size_t rank = static_cast<size_t>(kMore * static_cast<double>(wanted) * share) + kAtLeast;
-  h.bound = -INFINITY;
   if (rank >= s.count) return;
   uint32_t* list = won.get(s.count);
-  const size_t m = kernels().select_top(s.importance, nullptr, s.count, rank, scratch.get(s.count), list);
-  float least = INFINITY;
-  for (size_t i = 0; i < m; ++i) least = std::min(least, s.importance[list[i]]);
-  if (least > 0) h.bound = std::nextafter(least, 0.f) - kShift;  // not above it: shifting rounds
+  const size_t m = kernels().select_top(positive, nullptr, s.count, rank, scratch.get(s.count), list);
+  h.bound = INFINITY;
+  for (size_t i = 0; i < m; ++i) h.bound = std::min(h.bound, s.importance[list[i]]);
+  h.origin = std::max(h.bound, -kFar) - 1;
 }
 
 void Scan::prepare(Head& h) const {

@@ -32,21 +32,20 @@ Least Scan::choose(Head& h, const Found& all) const {
   h.count = h.fixed + std::min(all.count, wanted);
   if (all.count <= wanted) {
     std::memcpy(list, all.at, all.count * sizeof(uint32_t));
-    return {shifted(h.bound), 0};
+    return {h.above(h.bound), 0};
   }
   float* positive = numbers.get(all.count);
-  for (size_t i = 0; i < all.count; ++i) positive[i] = shifted(all.importance[i]);
+  for (size_t i = 0; i < all.count; ++i) positive[i] = h.above(all.importance[i]);
   uint32_t *won = winners.get(all.count), *score = scratch.get(all.count);  // positive numbers as integers
-  const float guess = std::max(shifted(h.bound), 1.f);
-  const size_t n = kernels().select_near(positive, nullptr, all.count, wanted, guess, score, won);
+  const size_t n = kernels().select_near(positive, nullptr, all.count, wanted, h.above(h.bound), score, won);
   h.count = h.fixed + n;
   uint32_t least = UINT32_MAX, equal = 0, read = 0;
   for (size_t i = 0; i < n; ++i) list[i] = all.at[won[i]], least = std::min(least, score[won[i]]);
   for (size_t i = 0; i < all.count; ++i) equal += score[i] == least;
   for (size_t i = 0; i < n; ++i) read += score[won[i]] == least;
-  float importance;
-  std::memcpy(&importance, &least, sizeof importance);
-  return {importance, 1 - static_cast<double>(read) / equal};
+  float above;
+  std::memcpy(&above, &least, sizeof above);
+  return {above, 1 - static_cast<double>(read) / equal};
 }
 
 // The document's forms may take a part of a score from the guess.
@@ -71,9 +70,8 @@ void Scan::rest_of(const Head& h, const Least& least, float* logs) const {
   const float part = static_cast<float>(std::log(least.left));  // of keys that are as important as the last one read
   for (size_t k = 0; k < g; ++k) {
     for (size_t i = 0; i < s.count; ++i) {
-      const float left_of = s.importance[i] < least.importance   ? 0.f
-                            : s.importance[i] > least.importance ? -INFINITY
-                                                                 : part;
+      const float above = h.above(s.importance[i]);
+      const float left_of = above < least.above ? 0.f : above > least.above ? -INFINITY : part;
       others[i] = s.scores[k * s.count + i] + left_of;
     }
     logs[k] = kernels().log_mass(others, s.count) + s.each;

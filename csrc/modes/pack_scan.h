@@ -6,13 +6,9 @@
 
 namespace scanning {
 
-// Importances are logarithms of weights; shifted, they are positive, as select_top takes them.
-constexpr float kShift = 1024.f;
-inline float shifted(float importance) { return std::max(importance + kShift, 0.f); }
-
 // Guesses for a few groups of keys, spread over the text: each stands for `each` others.
 struct Sample {
-  float *scores, *importance;  // (g, count), (count): shifted
+  float *scores, *importance;  // (g, count), (count)
   size_t count;
   float each;  // logarithm
 };
@@ -23,11 +19,13 @@ struct Head {
   uint64_t* planes;
   float *q, *factor, *offset, *blocks, *norm;
   Sample sample;
-  float bound;
+  float bound, origin;           // the importance that keys must have; what importances are counted from
   float* scores;                 // (g, stride): of the keys that are read, exact
   uint32_t* list;                // (stride): those keys
   size_t fixed;                  // of them, the first and the last keys of the text
   size_t count = 0, values = 0;  // keys read, and of them the first so many values
+
+  float above(float importance) const { return std::max(importance - origin, 0.f); }  // as select_top takes them
 };
 
 // What runs of a scan found.
@@ -37,9 +35,9 @@ struct Found {
   size_t count;
 };
 
-// The importance, shifted, from which on keys are read, and of those that have just it the share that is not.
+// How far above the head's origin keys must be to be read, and of those that are just there the share that is not.
 struct Least {
-  float importance;
+  float above;
   double left;
 };
 
