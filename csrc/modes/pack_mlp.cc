@@ -14,8 +14,9 @@ Densities::Choice Densities::choice(size_t position, double most) const {
     while (from < end && active[from] == kUnknown) ++from;
     return from;
   };
-  const size_t early = measured(position / kLong * kLong), first = measured(std::max(start, early));
+  const size_t early = measured(position / kLong * kLong);
   if (early < end && active[early] > kHopeless * most) return Choice::dense;
+  const size_t first = measured(std::max(start, early));
   if (first >= end) return Choice::open;
   double sum = active[first], n = 1;
   for (size_t i = start < kWindow ? 0 : start - kWindow; i < start; ++i)
@@ -40,7 +41,7 @@ const char* PackMlp::misfit(const Mlp& m) const {
 size_t PackMlp::run(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
   if (tokens == 0) return 0;
   Densities& d = state<Densities>(pass, kMlp);
-  d.active.resize(pass.past, Densities::kUnknown);
+  d.trim(pass.past);
   counts.steps += tokens;
   if (tokens > 1) return rows(d, m, in, tokens, x, pass);
   const size_t bytes = one(d, m, in, x, pass);
@@ -52,7 +53,6 @@ size_t PackMlp::one(Densities& d, const Mlp& m, const float* in, float* x, const
   const auto choice = d.choice(pass.past, rho * static_cast<double>(m.f));
   if (choice == Densities::Choice::dense) {
     ++counts.dense;
-    d.active.push_back(Densities::kUnknown);
     return mlp_dense(m, in, 1, x, pass);
   }
   if (!up.data || taken(m.up.input, pass) || taken(m.down.input, pass)) return rows(d, m, in, 1, x, pass);
@@ -93,10 +93,7 @@ void PackMlp::row(const Rows& r, size_t t) const {
 bool PackMlp::keep_active(Densities& d, const Rows& r, size_t t, size_t position, bool& bad) {
   uint64_t *bits = r.active + t * r.words, *maybe = r.maybe + t * r.words;
   const auto choice = d.choice(position, rho * static_cast<double>(r.m.f));
-  if (choice == Densities::Choice::dense) {
-    d.active.push_back(Densities::kUnknown);
-    return false;
-  }
+  if (choice == Densities::Choice::dense) return false;
   if (guess) {
     const size_t all = bits_of(bits, r.m.f);
     for (size_t w = 0; w < r.words; ++w) bits[w] &= maybe[w];

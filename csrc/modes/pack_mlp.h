@@ -15,7 +15,7 @@ struct Densities : State {
   static constexpr double kHopeless = 2;     // times as many as may be
   enum class Choice { open, packed, dense };
 
-  std::vector<uint32_t> active;  // by position
+  std::vector<uint32_t> active;  // by position, up to the last one measured
   std::unique_ptr<State> clone() const override { return std::make_unique<Densities>(*this); }
   void trim(size_t length) override {
     if (length < active.size()) active.resize(length);

@@ -18,6 +18,7 @@ from ralo.sampling import Sampler, Sampling
 
 STREAM_WORDS = 1 << 25  # 256 MB: far more than any cache
 SETTLE_S = 0.05  # a peer's threads spin on for a while after their work and would slow the memory's measurement
+PIECE = 16  # tokens that engines that hardly differ decode in turn
 Phase = tuple[str, int, int]  # decode or prefill, tokens of context before it, tokens of a round
 
 
@@ -102,6 +103,23 @@ def measure(
             time.sleep(SETTLE_S)
             samples.stream_gb_s.append(stream_gb_s(buffer))
         tick()
+    return samples
+
+
+def measure_closely(engines: dict[str, Engine], ctx: int, tokens: int, rounds: int) -> Samples:
+    """Decode of engines that hardly differ: a round's tokens a few at a time, in turns, the first to go taking turns
+    too. What slows the machine down for longer than that then slows all of them."""
+    samples = Samples({name: [] for name in engines})
+    for i in range(rounds + 1):
+        took = dict.fromkeys(engines, 0.0)
+        for engine in engines.values():
+            engine.start(ctx)
+        for piece in range(tokens // PIECE):
+            for name in list(engines) if piece % 2 else reversed(engines):
+                took[name] += engines[name].decode(PIECE)
+        for name, seconds in took.items():
+            if i:  # the first round warms up
+                samples.tok_s[name].append(tokens // PIECE * PIECE / seconds)
     return samples
 
 

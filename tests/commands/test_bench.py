@@ -9,7 +9,7 @@ import pytest
 from commandline import last_line, ralo, refused
 
 from ralo import bench
-from ralo.bench import Samples, measure
+from ralo.bench import Samples, measure, measure_closely
 from ralo.cli import main
 
 SHAPE = "random:D=64,L=2,F=128,H=4,K=2,V=256"
@@ -122,7 +122,9 @@ class Fake:
     def prefill(self, tokens: int) -> float:
         return next(self.seconds)
 
-    decode = prefill
+    def decode(self, tokens: int) -> float:
+        self.log.append(f"{self.name}+{tokens}")
+        return next(self.seconds)
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
@@ -131,11 +133,20 @@ def test_engines_take_turns_and_the_first_round_does_not_count(phase: str) -> No
     ticks: list[int] = []
     engines = {"a": Fake("a", log, [9, 1, 2, 4]), "b": Fake("b", log, [9, 2, 2, 2])}
     samples = measure(engines, phase, 5, 8, rounds=3, tick=lambda: ticks.append(1))
-    assert log == ["a5", "b5"] * 4 and len(ticks) == 4
+    one = ["a5", "a+8", "b5", "b+8"] if phase == "decode" else ["a5", "b5"]
+    assert log == one * 4 and len(ticks) == 4
     assert samples.tok_s == {"a": [8, 4, 2], "b": [4, 4, 4]} and samples.median("a") == 4
     assert len(samples.stream_gb_s) == 3
     ratio, (low, high) = samples.ratio("a", "b")
     assert (ratio, low, high) == (1, 0.5, 2)
+
+
+def test_a_close_look_takes_turns_within_a_round() -> None:
+    log: list[str] = []
+    engines = {"a": Fake("a", log, [9, 9, 9, 1, 2, 1]), "b": Fake("b", log, [9, 9, 9, 2, 2, 4])}
+    samples = measure_closely(engines, 5, 50, rounds=1)
+    assert log == ["a5", "b5", "b+16", "a+16", "a+16", "b+16", "b+16", "a+16"] * 2
+    assert samples.tok_s == {"a": [12], "b": [6]}
 
 
 def test_the_ratio_is_that_of_each_round() -> None:
