@@ -57,22 +57,6 @@ size_t takers(const S* slot, Texts texts) {
   return n;
 }
 
-// All texts at once where they read the same weights whole, else one by one.
-size_t apply_texts(const Linear& l, const float* x, Texts texts, float* y, bool add) {
-  const size_t others = takers(l.others, texts);
-  size_t bytes = 0;
-  if (texts.size() > 1 && !takers(l.input, texts)) {
-    const size_t rows = rows_of(texts);
-    if (!others) return apply_rows(*l.w, l.bias, x, rows, y, add);
-    const auto run = [&] { bytes = apply_rows(*l.others->w, l.bias, x, rows, y, add); };
-    if (others == texts.size() && if_finite(run, y, rows * l.w->oc, add)) return bytes;
-  }
-  each(texts, [&](const TextRows& text, size_t row) {
-    bytes += apply(l, x + row * l.w->ic, text.tokens, y + row * l.w->oc, add, text.pass);
-  });
-  return bytes;
-}
-
 }  // namespace
 
 Mlp Mlp::with_others() const {
@@ -88,6 +72,21 @@ size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add,
   if (taken(l.input, pass)) return l.input->apply(l, x, tokens, y, add, pass);
   if (taken(l.others, pass)) return apply_others(l, x, tokens, y, add, pass.many);
   return apply(*l.w, l.bias, x, tokens, y, add, pass.many);
+}
+
+size_t apply(const Linear& l, const float* x, Texts texts, float* y, bool add) {
+  const size_t others = takers(l.others, texts);
+  size_t bytes = 0;
+  if (texts.size() > 1 && !takers(l.input, texts)) {
+    const size_t rows = rows_of(texts);
+    if (!others) return apply_rows(*l.w, l.bias, x, rows, y, add);
+    const auto run = [&] { bytes = apply_rows(*l.others->w, l.bias, x, rows, y, add); };
+    if (others == texts.size() && if_finite(run, y, rows * l.w->oc, add)) return bytes;
+  }
+  each(texts, [&](const TextRows& text, size_t row) {
+    bytes += apply(l, x + row * l.w->ic, text.tokens, y + row * l.w->oc, add, text.pass);
+  });
+  return bytes;
 }
 
 void normed(const Norm& norm, const float* x, size_t stride, size_t rows, float* out, size_t ostride) {
@@ -134,7 +133,7 @@ BytesRead attention(const Attention& a, float* x, Texts texts, const Angles& ang
   float *in = input.get(tokens * a.norm.d), *qkv = rows.get(tokens * stride), *out = output.get(tokens * width);
   BytesRead read{0, 0};
   normed(a.norm, x, a.o.w->oc, tokens, in, a.norm.d);
-  read.weights += apply_texts(a.qkv, in, texts, qkv, false);
+  read.weights += apply(a.qkv, in, texts, qkv, false);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       float *q = qkv + t * stride + a.q, *k = qkv + t * stride + a.k;
@@ -151,7 +150,7 @@ BytesRead attention(const Attention& a, float* x, Texts texts, const Angles& ang
     cache_store(*text.cache, from + a.k, from + a.v, stride, text.tokens, a.e, text.pass.past);
   });
   read.cache = attend_texts(a, qkv, stride, texts, out);
-  read.weights += apply_texts(a.o, out, texts, x, true);
+  read.weights += apply(a.o, out, texts, x, true);
   return read;
 }
 
@@ -161,7 +160,7 @@ size_t mlp_dense(const Mlp& m, const float* in, Texts texts, float* x) {
   static thread_local Buffer<float> rows, output;
   const size_t stride = m.up.w->oc, tokens = rows_of(texts);
   float *up = rows.get(tokens * stride), *hidden = output.get(tokens * m.f);
-  size_t bytes = apply_texts(m.up, in, texts, up, false);
+  size_t bytes = apply(m.up, in, texts, up, false);
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t) {
       const float* value = up + t * stride + m.value;
@@ -171,7 +170,7 @@ size_t mlp_dense(const Mlp& m, const float* in, Texts texts, float* x) {
         kernels().act(m.act, value, nullptr, m.f, hidden + t * m.f);
     }
   });
-  return bytes + apply_texts(m.down, hidden, texts, x, true);
+  return bytes + apply(m.down, hidden, texts, x, true);
 }
 
 // A slot on other weights; a result that is not finite is computed again densely with the map's own, and counted.

@@ -20,7 +20,6 @@ struct Linear {
   WeightSlot* others = nullptr;  // null: w
   const Mat& weights(const Pass& pass) const { return taken(others, pass) ? *others->w : *w; }
 };
-size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 
 // Rows that belong to one text, and how they go through a layer. Several texts go together as exact passes:
 // kSharedTokens rows at a time share the reading of weights, and each text gets the bits it would get alone.
@@ -30,6 +29,10 @@ struct TextRows {
   Pass pass;
 };
 using Texts = std::span<const TextRows>;
+
+size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
+// All texts at once where they read the same weights whole, else one by one.
+size_t apply(const Linear& l, const float* x, Texts texts, float* y, bool add);
 
 struct Attention {
   Norm norm;

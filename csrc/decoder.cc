@@ -53,18 +53,20 @@ BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const A
       std::memset(row + width, 0, (stride - width) * sizeof(float));
     }
   BytesRead read{0, 0};
-  for (size_t i = 0; i < d.mlps.size(); ++i) {
+  const auto take = [&](size_t layer, Many how) {
     rows.clear();
     for (const TextTokens& text : texts)
-      rows.push_back({text.count, text.caches[i], {many, text.past, text.states ? (*text.states)[i] : nullptr}});
+      rows.push_back({text.count, text.caches[layer], {how, text.past, text.states ? (*text.states)[layer] : nullptr}});
+  };
+  for (size_t i = 0; i < d.mlps.size(); ++i) {
+    take(i, many);
     const BytesRead part = attention(*d.attentions[i], x, rows, angles);
     read.weights += part.weights + mlp(*d.mlps[i], x, rows);
     read.cache += part.cache;
   }
   normed(d.norm, x, stride, count, hidden, width);
-  if (logits && texts.size() > 1)
-    read.weights += apply_rows(*d.head, d.head_bias, hidden, count, logits, false);
-  else if (logits)
-    read.weights += apply(*d.head, d.head_bias, hidden, count, logits, false, Many::floats);
+  if (!logits) return read;
+  take(d.mlps.size() - 1, Many::floats);  // the head belongs to the last layer
+  read.weights += apply(d.head, hidden, rows, logits, false);
   return read;
 }

@@ -17,8 +17,7 @@ struct Decoder {
   Embedding embedding;
   const float* positions;  // (rows, d) or null; row 0 is position 0
   Norm norm;
-  const Mat* head;
-  const float* head_bias;  // or null
+  Linear head;
   std::vector<const Attention*> attentions;
   std::vector<const Mlp*> mlps;
 };
@@ -29,7 +28,7 @@ struct TextTokens {
   std::vector<const Cache*> caches;        // per layer
   const std::vector<LayerState*>* states;  // per layer; null: dense
 };
-// Final hidden states (rows, d), and scores (rows, head->oc) unless null; rows: all texts' tokens, one after another.
+// Final hidden states (rows, d), and scores (rows, head.w->oc) unless null; rows: all texts' tokens, one after another.
 // Several texts: exact.
 BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const Angles& angles, Many many, float* hidden,
                  float* logits);

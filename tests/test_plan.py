@@ -28,7 +28,7 @@ OTHER = {
         "on": "off", "pack": "somewhere", "target": "mlp", "share": 0.5, "rank": 8, "maxvol_k": 16, "gap": 0.1,
         "rest": "on", "cores": 3, "form": "seed",
     },
-    Mix: {"on": "off", "pack": "somewhere", "quant": "int8", "target": "mlp"},
+    Mix: {"on": "off", "pack": "somewhere", "quant": "int8", "target": "mlp", "head": "on"},
     StatePack: {
         "on": "none", "target": "kv", "eps": "0.5", "popcnt": "kernighan", "rho": 0.3, "keys": 0.1, "p": 0.9,
         "sinks": 0, "recent": 64, "min_ctx": 7, "rest": "off", "check": 0, "gap": 0.2, "mix": 0.5, "form": "seed",

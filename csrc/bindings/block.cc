@@ -129,7 +129,7 @@ using Layers = std::vector<std::pair<AttentionObject*, MlpObject*>>;
 using OfLayers = std::optional<std::vector<LayerState*>>;  // a text's; none: dense
 
 struct DecoderObject {
-  nb::object kept;  // what `d` points into
+  nb::object kept, slots;  // what `d` points into
   std::vector<const AttentionObject*> attentions;
   std::optional<size_t> positions;  // rows
   Decoder d;
@@ -140,10 +140,10 @@ struct DecoderObject {
       : d{{table.data(), words_of(kind), table.shape(0), table.shape(1) / (kind == "f32" ? 2 : 1)},
           positions_ ? positions_->data() : nullptr,
           final_norm.norm(),
-          &head.w,
-          head.bias ? head.bias->data() : nullptr,
+          linear(head, kPlaces),
           {},
           {}} {
+    need(!layers.empty(), "a model has layers");
     need(d.embedding.d == d.norm.d && head.w.ic == d.norm.d, "embedding, norm and head differ in width");
     if (positions_) need(positions_->shape(1) == d.norm.d, "positions must be (rows, D)");
     if (positions_) positions = positions_->shape(0);
@@ -154,6 +154,21 @@ struct DecoderObject {
       all.append(nb::make_tuple(nb::find(attention), nb::find(mlp)));
     }
     kept = nb::make_tuple(table, positions_, all, nb::find(final_norm), nb::find(head));
+  }
+
+  void use(WeightSlot* head_weights) {
+    need_fit(head_weights, d.head);
+    slots = nb::cast(head_weights), d.head.others = head_weights;
+  }
+
+  // As the texts' own passes would give them one by one.
+  size_t scores(Array<const float, 2> hidden, bool dense, Array<float, 2> logits) const {
+    const size_t count = hidden.shape(0);
+    need(hidden.shape(1) == d.norm.d && logits.shape(0) == count && logits.shape(1) == d.head.w->oc,
+         "hidden must be (T, D), logits (T, V padded)");
+    LayerState any;
+    nb::gil_scoped_release release;
+    return apply(d.head, hidden.data(), count, logits.data(), false, {Many::floats, 0, dense ? nullptr : &any});
   }
 
   Counts run(Array<const int64_t, 1> tokens, const std::vector<LayerCache*>& caches, size_t past, Table cos, Table sin,
@@ -185,7 +200,7 @@ struct DecoderObject {
  private:
   void check_outputs(size_t count, const Array<float, 2>& hidden, const std::optional<Array<float, 2>>& logits) const {
     need(hidden.shape(0) == count && hidden.shape(1) == d.norm.d, "hidden must be (T, D)");
-    if (logits) need(logits->shape(0) == count && logits->shape(1) == d.head->oc, "logits must be (T, V padded)");
+    if (logits) need(logits->shape(0) == count && logits->shape(1) == d.head.w->oc, "logits must be (T, V padded)");
   }
   TextTokens text(const int64_t* tokens, size_t count, size_t past, const std::vector<LayerCache*>& caches,
                   const OfLayers& states, const Angles& angles) const {
@@ -234,6 +249,10 @@ void bind_block(nb::module_& m) {
                     const NormObject&, const Matrix&>(),
            array("embedding"), nb::arg("kind"), array("positions").none(), nb::arg("layers"), nb::arg("final_norm"),
            nb::arg("head"))
+      .def("use", &DecoderObject::use, nb::arg("head_weights").none(),
+           "Puts other weights into the head; None: its own")
+      .def("scores", &DecoderObject::scores, array("hidden"), nb::arg("dense"), array("logits"),
+           "Final hidden states (T, D) to scores (T, V padded); bytes of weights read")
       .def("run", &DecoderObject::run, array("tokens"), nb::arg("caches"), nb::arg("past"), array("cos").none(),
            array("sin").none(), nb::arg("exact"), nb::arg("states").none(), array("hidden"), array("logits").none(),
            "Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes "

@@ -256,6 +256,14 @@ class Decoder:
 
     def __init__(self, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], kind: str, positions: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, layers: Sequence[tuple[Attention, Mlp]], final_norm: Norm, head: Matrix) -> None: ...
 
+    def use(self, head_weights: WeightSlot | None) -> None:
+        """Puts other weights into the head; None: its own"""
+
+    def scores(self, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dense: bool, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+        """
+        Final hidden states (T, D) to scores (T, V padded); bytes of weights read
+        """
+
     def run(self, tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], caches: Sequence[LayerCache], past: int, cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, exact: bool, states: Sequence[LayerState] | None, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None) -> tuple[int, int]:
         """
         Tokens (T) through the model: final hidden states (T, D), and scores (T, V padded) where asked for; bytes of weights and of cache read. Without the text's states it is dense

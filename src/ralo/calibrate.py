@@ -216,6 +216,17 @@ def seconds(layers: Sequence[LayerWeights], rounds: int = 15) -> dict[str, F32]:
     }
 
 
+def head_seconds(layers: Sequence[LayerWeights], head: Matrix, rounds: int = 15) -> float:
+    """Seconds of the head's matvec, after a token's others."""
+    rng, took = np.random.default_rng(0), []
+    for _ in range(rounds):
+        for layer in layers:
+            for place in PLACES:
+                _time(getattr(layer, place), 1.0, rng)
+        took.append(_time(head, 1.0, rng))
+    return statistics.median(took)
+
+
 def _time(matrix: Matrix, share: float, rng: np.random.Generator) -> float:
     x, y = np.ones(matrix.ic, np.float32), np.empty(matrix.oc, np.float32)
     channels = np.flatnonzero(rng.random(matrix.ic) < share).astype(np.uint32)

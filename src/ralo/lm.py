@@ -17,7 +17,7 @@ from ralo.guard import Guard, GuardOptions
 from ralo.matrix import QUANTS
 from ralo.model import Model, Runner
 from ralo.modes import Mode
-from ralo.modes.base import LayerView
+from ralo.modes.base import views_of
 from ralo.options import flag
 from ralo.plan import Setup, check_layers, plan_warnings, read_plan
 from ralo.profile import Profile
@@ -81,8 +81,7 @@ class LM:
         check_layers(plan, self.model.cfg.n_layers)
         cfg, weights = self.model.cfg, self.model.weights
         model = profiles.fingerprint(weights)
-        views = [LayerView(i, cfg, w, profile, model) for i, w in enumerate(weights.layers)]
-        built = plan.build(views)
+        built = plan.build(views_of(cfg, weights, profile, model))
         self.model.use(built.slots, plan.in_prefill, built.pace, plan.verified)
         self.plan, self.profile = plan, profile
         self.guard.attach(plan.modes)

@@ -68,6 +68,7 @@ class Model:
         for layer, s in zip(self.layers, slots, strict=True):
             layer.attention.use(s.qkv, s.o, s.attend, s.qkv_weights, s.o_weights)
             layer.mlp.use(s.up, s.down, s.mlp, s.up_weights, s.down_weights)
+        self._core.use(slots[-1].head_weights)
         self.slots, self.modes_in_prefill, self.pace, self.verified = slots, in_prefill, pace, verified
 
     @property
@@ -106,20 +107,23 @@ class Model:
         """What the last layer gave for one token (1, D padded) -> scores of the next (V)."""
         hidden = np.empty((1, self.cfg.d_model), np.float32)
         self._final_norm.run(x[:, : self.cfg.d_model], hidden)
-        out: F32 = self.logits(hidden)[0]
+        out: F32 = self.logits(hidden, dense=True)[0]
         return out
 
-    def logits(self, hidden: F32) -> F32:
+    def logits(self, hidden: F32, dense: bool = False) -> F32:
         """Final hidden states (T, D) -> scores of the next token (T, V)."""
-        return self.weights.head(hidden)[:, : self.cfg.vocab]
+        out = np.empty((len(hidden), self.weights.head.oc), np.float32)
+        self._bytes_read += self._core.scores(hidden, dense, out)
+        return out[:, : self.cfg.vocab]
 
     def prefill(self, tokens: Many[int], seq: Sequence, dense: bool = False) -> F32:
         """Runs a prompt in chunks; scores of the token after it (V)."""
-        hidden, start, length = np.zeros((0, 0), np.float32), len(seq), len(seq) + len(tokens)
+        hidden, start, length = np.zeros((0, self.cfg.d_model), np.float32), len(seq), len(seq) + len(tokens)
+        dense = dense or not self.modes_in_prefill
         for a, b in pieces(start, length, PREFILL_CHUNK):
             chunk = tokens[a - start : b - start]
-            hidden = self.forward(chunk, seq, length, exact=False, dense=dense or not self.modes_in_prefill)
-        return self.logits(hidden[-1:]).reshape(-1)
+            hidden = self.forward(chunk, seq, length, exact=False, dense=dense)
+        return self.logits(hidden[-1:], dense).reshape(-1)
 
     def step(self, token: int, seq: Sequence, dense: bool = False) -> F32:
         """One more token; scores of the next (V)."""
@@ -183,7 +187,7 @@ class Model:
     @property
     def bytes_read(self) -> int:
         """Weights, keys and values read so far, as the kernels counted them."""
-        return self.weights.head.bytes_read + self._bytes_read
+        return self._bytes_read
 
 
 def pieces(start: int, stop: int, size: int) -> list[tuple[int, int]]:

@@ -78,7 +78,8 @@ def _along(
 def _scores(model: Model, tokens: Sequence[int], seq: TextState, length: int, exact: bool, dense: bool) -> F32:
     """Scores of the tokens after these (T, V). Under a time budget they are run one by one, by the clock."""
     if dense or model.verified or not model.pace:
-        return model.logits(model.forward(tokens, seq, length, exact, dense or model.verified))
+        dense = dense or model.verified
+        return model.logits(model.forward(tokens, seq, length, exact, dense), dense)
     out = np.empty((len(tokens), model.cfg.vocab), np.float32)
     for i, token in enumerate(tokens):
         clock = time.perf_counter()

@@ -60,7 +60,7 @@ def test_channels_make_up_for_each_others_rounding(mix_model, made):
     packed = ralo.load(made).model.weights.layers
     lm.use(compose([Mix()]))
     layer, windows = lm.model.weights.layers[0], Windows.of(lm.model.cfg, lm.model.weights, lm.encode(WORDS)[1024:2048])
-    x = np.concatenate(list(windows.normed(layer, "attn_norm")))
+    x = np.concatenate(list(windows.normed(layer.attn_norm)))
     want = layer.qkv(x)
     slot = lm.model.slots[0].taken["qkv_weights"].slot
     rounded, made_for = (np.linalg.norm(m(x) - want) for m in (slot.matrix, packed[0].qkv))

@@ -68,7 +68,7 @@ def kept_budget(lm: LM, ctx: int, part: float, extra: tuple[Mode, ...] = ()) -> 
     lm.use(compose([*extra, Event(budget_ms=part * dense_ms, min_ctx=min(1024, ctx // 4))]))
     fed, truth = tokens[ctx : ctx + WARM + TOKENS], np.array(tokens[ctx + 1 : ctx + WARM + TOKENS + 1])
     times, ours = _paced(lm, start.clone(), fed)
-    dense = log_probs(lm.model.logits(lm.model.forward(fed, start.clone(), exact=True, dense=True)))
+    dense = log_probs(lm.model.logits(lm.model.forward(fed, start.clone(), exact=True, dense=True), dense=True))
     rows = np.arange(len(fed))
     loss = (dense[rows, truth] - ours[rows, truth])[WARM:]
     kl = (np.exp(dense) * (dense - ours)).sum(axis=1)[WARM:]

@@ -7,7 +7,6 @@ import argparse
 from ralo import _core, screen
 from ralo.commands.run import open_model
 from ralo.lm import LM, LoadOptions
-from ralo.modes.base import LayerSlots
 from ralo.options import add_flags, add_json, read_flags
 from ralo.plan import add_mode_flags, read_setup
 from ralo.sequence import KV_BYTES
@@ -66,7 +65,7 @@ def plan(lm: LM) -> list[dict[str, object]]:
         layer, _, matrix = name.removeprefix("layers.").rpartition(".")
         sites, out = "+".join(m.parts), sum(m.parts.values())
         row = {"layer": layer or "-", "matrix": matrix, "sites": sites, "in": m.ic, "out": out}
-        others = lm.model.slots[int(layer)].taken.get(f"{matrix}_weights") if layer else None
+        others = lm.model.slots[int(layer or -1)].taken.get(f"{matrix}_weights")
         storage, size = (others.mode, others.nbytes) if others else (m.quant, m.nbytes)
         rows.append({**row, "storage": storage, "bytes": size, "runs": runs(lm, layer, matrix)})
     return rows
@@ -74,7 +73,7 @@ def plan(lm: LM) -> list[dict[str, object]]:
 
 def runs(lm: LM, layer: str, matrix: str) -> str:
     """What stands in the slots of a matrix: its own, and those of the half of the layer that it belongs to."""
-    slots = lm.model.slots[int(layer)] if layer else LayerSlots()
+    slots = lm.model.slots[int(layer or -1)]  # the head is above the last layer
     names = (f"{matrix}_weights", matrix, HALVES.get(matrix, ""))
     said = [f"{slots.taken[name].mode}: {slots.taken[name].runs}" for name in names if name in slots.taken]
     said += [why if name in slots.taken else f"dense: {why}" for name in names if (why := slots.left.get(name))]

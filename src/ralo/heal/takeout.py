@@ -14,7 +14,7 @@ from ralo.config import ModelConfig
 from ralo.heal.plain import DELTAS, KEPT, Array, PlainMap, PlainModel
 from ralo.matrix import QUANTS, Matrix
 from ralo.modes import KWTA
-from ralo.modes.base import LayerSlots, LayerView, norms_of
+from ralo.modes.base import LayerSlots, norms_of, views_of
 from ralo.modes.kwta import ALIKE
 from ralo.proc.matrix import Deltas, ProcMatrix
 from ralo.rope import RopeTable
@@ -94,7 +94,7 @@ def _proc(matrix: ProcMatrix, parts: dict[str, tuple[int, int]], train: str) -> 
 
 def _let_win(cfg: ModelConfig, weights: Weights, k: float, maps: dict[str, PlainMap], arrays: dict[str, Array]) -> None:
     """Says at every place how many channels KWTA would use there, and by what they are judged."""
-    views = [LayerView(i, cfg, w, None) for i, w in enumerate(weights.layers)]
+    views = views_of(cfg, weights)
     for view, slots in zip(views, compose([KWTA(k=k)]).build(views).slots, strict=True):
         for place, share in _shares(slots).items():
             name, norms = f"layers.{view.index}.{place}", norms_of(view, place)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ralo import arch
 from ralo.config import ModelConfig
 from ralo.formats import packed
 from ralo.formats.checkpoint import Checkpoint
@@ -15,7 +16,7 @@ from ralo.mix.about import AboutMix
 from ralo.mix.matrix import CoarseMatrix, made_for
 from ralo.modes.base import TARGETS
 from ralo.modes.made import packed_settings
-from ralo.modes.mix import Mix, coarser_than
+from ralo.modes.mix import HEAD, Mix, coarser_than
 from ralo.profile import fingerprint
 from ralo.remake.layer import F32, joined, moments_of
 from ralo.remake.model import Maker, Remade, remake, text_of
@@ -49,22 +50,31 @@ def pack_mix(
         nonlocal done
         done += 1
         if progress:
-            progress(min(1.0, done / (cfg.n_layers * len(TARGETS[mode.target]))))
+            progress(min(1.0, done / (cfg.n_layers * len(TARGETS[mode.target]) + 1)))
 
     def makers(i: int, found: Mapping[str, Tensor]) -> dict[str, Maker[CoarseMatrix]]:
-        layer = weights.layers[i]
-        here = {p: mode.at(i, p) for p in TARGETS[mode.target]}
-        on = [p for p, m in here.items() if m.enabled and coarser_than(m.quant, getattr(layer, p))]
-        return {p: _maker(getattr(layer, p), here[p].quant, found, tick) for p in on}
+        own = {p: getattr(weights.layers[i], p) for p in TARGETS[mode.target]}
+        wanted = {p: quant for p, quant in mode.places(i, last=False).items() if coarser_than(quant, own[p])}
+        return {p: _maker(own[p], quant, found, tick) for p, quant in wanted.items()}
 
-    remade: Remade[CoarseMatrix] = remake(ckpt, cfg, weights, Windows.of(cfg, weights, tokens), parts, makers, tick)
-    about = AboutMix(model, settings, {name: AboutMix.record(m) for name, m in remade.matrices.items()})
-    packed.save(ckpt, remade.weights, to, about)
+    windows = Windows.of(cfg, weights, tokens)
+    remade: Remade[CoarseMatrix] = remake(ckpt, cfg, weights, windows, parts, makers, tick)
+    made, out = dict(remade.matrices), remade.weights
+    head = mode.places(cfg.n_layers - 1, last=True).get(HEAD)
+    if head and coarser_than(head, weights.head):
+        top = arch.find(ckpt).top(ckpt, cfg)
+        make = _maker(weights.head, head, {HEAD: top.get(HEAD, top["embed"])}, tick)
+        made[HEAD] = make(windows.normed(weights.final_norm))
+        out = replace(out, head=made[HEAD])
+    about = AboutMix(model, settings, {name: AboutMix.record(m) for name, m in made.items()})
+    packed.save(ckpt, out, to, about)
     parts.remove()
-    return Built(remade.weights, about, remade.resumed)
+    return Built(out, about, remade.resumed)
 
 
-def _maker(dense: Matrix, quant: str, found: Mapping[str, Tensor], tick: Callable[[], None]) -> Maker[CoarseMatrix]:
+def _maker(
+    dense: Matrix, quant: str, found: Mapping[str, Tensor], tick: Callable[[], None]
+) -> Callable[[Iterator[F32]], CoarseMatrix]:
     def make(inputs: Iterator[F32]) -> CoarseMatrix:
         tick()
         values, bias = joined(found, dense.parts)

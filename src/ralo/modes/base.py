@@ -17,7 +17,7 @@ from ralo.options import nearest
 from ralo.pace import Pace
 from ralo.profile import Profile
 from ralo.tt.matrix import FactoredMatrix
-from ralo.weights import PLACES, LayerWeights
+from ralo.weights import PLACES, LayerWeights, Weights
 
 MOST_LAYERS = 1 << 16  # of any model; a longer range is a slip of the pen
 SWITCH = ("on", "off")
@@ -49,6 +49,7 @@ class LayerSlots:
     o_weights: _core.WeightSlot | None = None
     up_weights: _core.WeightSlot | None = None
     down_weights: _core.WeightSlot | None = None
+    head_weights: _core.WeightSlot | None = None  # of the last layer
     taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
     left: dict[str, str] = field(default_factory=dict)  # by slot: why a mode left it dense, or did less there
 
@@ -68,6 +69,7 @@ class LayerView:
     weights: LayerWeights
     profile: Profile | None
     model: str = ""  # its fingerprint
+    head: Matrix | None = None  # above the last layer
 
     def has_rows(self) -> bool:
         """Whether the MLP's weights can be read neuron by neuron: none of them stand in for others."""
@@ -76,6 +78,12 @@ class LayerView:
     def has_channels(self, place: str) -> bool:
         """Whether channels that are not computed are not read."""
         return not isinstance(getattr(self.weights, place), FactoredMatrix)
+
+
+def views_of(cfg: ModelConfig, weights: Weights, profile: Profile | None = None, model: str = "") -> list[LayerView]:
+    views = [LayerView(i, cfg, layer, profile, model) for i, layer in enumerate(weights.layers)]
+    views[-1] = replace(views[-1], head=weights.head)
+    return views
 
 
 @dataclass(frozen=True)

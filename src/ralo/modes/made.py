@@ -35,11 +35,12 @@ class MadeMode(Mode):
 
     def prepare(self, views: list[LayerView]) -> Mode:
         """Opens the pack, or takes such weights as the model itself has."""
-        layers = self._opened(views) if self.pack else [view.weights for view in views]
+        layers, head = self._opened(views) if self.pack else ([view.weights for view in views], views[-1].head)
         made_at = [
             {p: m for p in TARGETS[self.target] if isinstance(m := getattr(layer, p), self.matrices)}
             for layer in layers
         ]
+        made_at[-1] |= self.above(head)
         switch = self.about.switch
         if not any(made_at) and not self.pack:
             made = f"ralo pack -m MODEL --{switch}=on -o DIR"
@@ -49,14 +50,18 @@ class MadeMode(Mode):
         on = [{p: m for p, m in made.items() if self.at(i, p).enabled} for i, made in enumerate(made_at)]
         return replace(self, loaded=tuple(on))
 
+    def above(self, head: Matrix | None) -> dict[str, Matrix]:
+        """What is taken of the head, above the last layer."""
+        return {}
+
     def said(self) -> About | None:
         """What the pack says of itself, where one is given."""
         from ralo.formats import packed
 
         return packed.about(Path(self.pack), self.about) if self.pack else None
 
-    def _opened(self, views: list[LayerView]) -> Sequence[LayerWeights]:
-        """The layers of the pack, which must be one of this model, made as these settings say."""
+    def _opened(self, views: list[LayerView]) -> tuple[Sequence[LayerWeights], Matrix]:
+        """The layers and the head of the pack, which must be one of this model, made as these settings say."""
         from ralo.formats import packed
 
         about = self.said()
@@ -69,7 +74,8 @@ class MadeMode(Mode):
             if asked not in (made, defaults[name]):
                 flag_name = f"--{self.name}-{name.replace('_', '-')}"
                 raise RaloError(f"{self.pack}: was made with {flag_name}={made}, not {asked}: pack the model again")
-        return packed.open_directory(Path(self.pack), "auto")[1].layers
+        weights = packed.open_directory(Path(self.pack), "auto")[1]
+        return weights.layers, weights.head
 
     def weights(self, view: LayerView) -> LayerWeights:
         assert self.loaded is not None

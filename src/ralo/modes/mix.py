@@ -22,6 +22,7 @@ from ralo.options import flag
 from ralo.remake.about import About
 
 COARSE = ("int8", "int4")
+HEAD = "head"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Mix(MadeMode):
     name: ClassVar[str] = "mix"
     about: ClassVar[type[About]] = AboutMix
     matrices: ClassVar[tuple[type[Matrix], ...]] = (CoarseMatrix,)
-    fixed: ClassVar[tuple[str, ...]] = ("quant",)
+    fixed: ClassVar[tuple[str, ...]] = ("quant", "head")
     metrics: ClassVar[Mapping[str, str]] = {
         "enabled": "places that read coarser weights",
         "mem_ratio": "their bytes, as a share of those they stand in for",
@@ -41,6 +42,7 @@ class Mix(MadeMode):
     pack: str = flag("", "pack whose coarser weights stand in for the model's (ralo pack --mix=on)", metavar="DIR")
     quant: str = flag("int4", "how coarse", choices=COARSE)
     target: str = flag("both", "where", choices=tuple(TARGETS))
+    head: str = flag("off", "and at the head, which decides the scores", choices=SWITCH)
 
     finer: tuple[Mapping[str, int], ...] = ()  # by `prepare`: per layer and place, bytes that are stood in for
 
@@ -54,17 +56,32 @@ class Mix(MadeMode):
         ready = super().prepare(views) if self.pack or own else self._rounded(views)
         assert isinstance(ready, Mix) and ready.loaded is not None
         finer = tuple(
-            {place: getattr(view.weights, place).nbytes for place in made}
+            {place: own_of(view, place).nbytes for place in made}
             for view, made in zip(views, ready.loaded, strict=True)
         )
         return replace(ready, finer=finer)
 
+    def has_head(self) -> bool:
+        """Whether the head can be coarser: a pack must have been made so."""
+        about = self.said()
+        return about is None or about.settings.get("head") == "on"
+
+    def above(self, head: Matrix | None) -> dict[str, Matrix]:
+        return {HEAD: head} if self.head == "on" and isinstance(head, CoarseMatrix) else {}
+
+    def places(self, layer: int, last: bool) -> dict[str, str]:
+        """Where a layer's weights are to be coarser, the head being the last one's: place -> how coarse."""
+        wanted = {place: self.at(layer, place) for place in TARGETS[self.target]}
+        if last and self.head == "on":
+            wanted[HEAD] = self.at(layer, HEAD)
+        return {place: mode.quant for place, mode in wanted.items() if mode.enabled}
+
     def _rounded(self, views: list[LayerView]) -> Mode:
         arena, layers = Arena(), []
         for view in views:
-            here = {place: self.at(view.index, place) for place in TARGETS[self.target]}
-            on = {p: m.quant for p, m in here.items() if m.enabled and coarser_than(m.quant, getattr(view.weights, p))}
-            layers.append({p: rounded(getattr(view.weights, p), quant, arena) for p, quant in on.items()})
+            wanted = self.places(view.index, view.head is not None)
+            on = {place: quant for place, quant in wanted.items() if coarser_than(quant, own_of(view, place))}
+            layers.append({place: rounded(own_of(view, place), quant, arena) for place, quant in on.items()})
         return replace(self, loaded=tuple(layers))
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
@@ -93,6 +110,12 @@ class CoarseSlot(_core.WeightSlot):
     def __init__(self, matrix: Matrix, replaced: int) -> None:
         super().__init__(matrix.core)
         self.matrix, self.replaced = matrix, replaced  # bytes of the weights that it stands in for
+
+
+def own_of(view: LayerView, place: str) -> Matrix:
+    found: Matrix | None = view.head if place == HEAD else getattr(view.weights, place)
+    assert found is not None
+    return found
 
 
 def coarser_than(quant: str, matrix: Matrix) -> bool:

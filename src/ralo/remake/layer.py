@@ -65,10 +65,10 @@ def build_layer(
             made[name] = makers[name](inputs)
             layer = layer.using(matrices_of(made))
 
-    place("qkv", windows.normed(layer, "attn_norm"))
+    place("qkv", windows.normed(layer.attn_norm))
     place("o", windows.attended(layer, index))
     windows.attend(layer, index)
-    place("up", windows.normed(layer, "mlp_norm"))
+    place("up", windows.normed(layer.mlp_norm))
     place("down", windows.neurons(layer))
     windows.finish(layer)
     return made

@@ -13,7 +13,7 @@ from ralo.matrix import padded
 from ralo.model import Layer, norm
 from ralo.rope import RopeTable
 from ralo.sequence import Sequence as TextState
-from ralo.weights import LayerWeights, Weights
+from ralo.weights import LayerWeights, Norm, Weights
 
 F32 = NDArray[np.float32]
 WINDOW = 512  # tokens that see each other
@@ -43,9 +43,9 @@ class Windows:
             x[:, : self.cfg.d_model] += weights.positions[first : first + len(tokens)]
         return x
 
-    def normed(self, layer: LayerWeights, which: str) -> Iterator[F32]:
-        """What comes out of a layer's norm, window by window."""
-        norm_of = norm(self.cfg, getattr(layer, which))
+    def normed(self, weights: Norm) -> Iterator[F32]:
+        """What comes out of a norm, window by window."""
+        norm_of = norm(self.cfg, weights)
         for x in self.hidden:
             out = np.empty((len(x), self.cfg.d_model), np.float32)
             norm_of.run(x[:, : self.cfg.d_model], out)
@@ -71,7 +71,7 @@ class Windows:
     def neurons(self, layer: LayerWeights) -> Iterator[F32]:
         """What an MLP gives to `down`."""
         gated, f = self.cfg.gated, self.cfg.d_ff
-        for x in self.normed(layer, "mlp_norm"):
+        for x in self.normed(layer.mlp_norm):
             both = layer.up(x)
             up = both[:, layer.up.slices["up"]]
             out = np.empty((len(x), f), np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy as np
 from ralo import _core, calibrate
 from ralo.calibrate import Far
 from ralo.lm import LM
-from ralo.modes.base import LayerSlots, LayerView
-from ralo.modes.mix import CoarseSlot, Mix
+from ralo.matrix import Matrix
+from ralo.modes.base import LayerSlots, views_of
+from ralo.modes.mix import HEAD, CoarseSlot, Mix
 from ralo.modes.share import F64, GRID, Key, costs, times
 from ralo.profile import Profile, fingerprint
 from ralo.weights import PLACES, LayerWeights
@@ -22,13 +24,13 @@ Progress = Callable[[float], None]
 CHOICES = 201  # of which the median counts
 
 
-def coarse_layers(lm: LM, mix: Mix) -> list[LayerWeights]:
-    """All of a model's layers at a coarser precision, as the mode gives them."""
+def coarse_weights(lm: LM, mix: Mix) -> tuple[list[LayerWeights], Matrix | None]:
+    """All of a model's layers at a coarser precision, as the mode gives them, and the head where it can be."""
     weights = lm.model.weights
-    model = fingerprint(weights)
-    views = [LayerView(i, lm.model.cfg, layer, None, model) for i, layer in enumerate(weights.layers)]
-    ready = mix.prepare(views)
-    return [ready.weights(view) for view in views]
+    views = views_of(lm.model.cfg, weights, model=fingerprint(weights))
+    ready = (replace(mix, head="on") if mix.has_head() else mix).prepare(views)
+    assert isinstance(ready, Mix) and ready.loaded is not None
+    return [ready.weights(view) for view in views], ready.loaded[-1].get(HEAD)
 
 
 def coarse_kl(lm: LM, layers: Sequence[LayerWeights], tokens: Sequence[int], progress: Progress) -> dict[str, float]:
@@ -46,6 +48,20 @@ def coarse_kl(lm: LM, layers: Sequence[LayerWeights], tokens: Sequence[int], pro
     finally:
         model.use(before)
     return out
+
+
+def head_costs(lm: LM, layers: Sequence[LayerWeights], head: Matrix, tokens: Sequence[int]) -> dict[str, float]:
+    """Mean KL from dense with only the head coarser, and the seconds of a matvec of both heads."""
+    model, far, before = lm.model, Far(lm, tokens), lm.model.slots
+    slots = [LayerSlots() for _ in before]
+    slots[-1].put(f"{HEAD}_weights", CoarseSlot(head, 0), "tune", "")
+    try:
+        model.use(slots)
+        kl = far.kl()
+    finally:
+        model.use(before)
+    own = calibrate.head_seconds(model.weights.layers, model.weights.head)
+    return {"kl": kl, "own": own, "coarse": calibrate.head_seconds(layers, head)}
 
 
 def coarse_seconds(layers: Sequence[LayerWeights]) -> dict[str, Any]:
@@ -81,6 +97,7 @@ def over_grid(seconds: Mapping[str, Any], choice: Mapping[str, float]) -> dict[s
     }
 
 
-def bytes_over_grid(layers: Sequence[LayerWeights]) -> dict[str, F64]:
+def bytes_over_grid(layers: Sequence[LayerWeights], head: Matrix | None) -> dict[str, F64]:
     """Where memory counts and not time: what a place takes, whatever is read of it."""
-    return {place: np.full(len(GRID), float(getattr(layers[0], place).nbytes)) for place in PLACES}
+    size = {place: getattr(layers[0], place).nbytes for place in PLACES} | ({HEAD: head.nbytes} if head else {})
+    return {place: np.full(len(GRID), float(n)) for place, n in size.items()}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ralo.modes import KWTA, Event, Mode
 from ralo.modes.base import TARGETS, ZEROS
 from ralo.modes.made import MadeMode
+from ralo.modes.mix import HEAD
 from ralo.tune.frames import frames, joined
 from ralo.tune.record import OutOfTime
 from ralo.tune.sites import Sites, modes_of
@@ -108,7 +109,7 @@ class Search:
         """Dialled as far as the budget goes, then checked, and dialled back where the check does not hold."""
         neurons = self.trials.lm.model.cfg.act in ZEROS
         made = {place for mode in frame if isinstance(mode, MadeMode) for place in TARGETS[mode.target]}
-        sites = sites.only(set(PLACES) - made)
+        sites = sites.only({*PLACES, HEAD} - made)
         for aim in TIGHTER:
             modes = self._dialled(name, sites, frame, neurons, aim * MARGIN * self.max_dppl)
             if not modes:  # none at all is dense, which is no faster than itself
@@ -152,13 +153,16 @@ class Search:
         alone = [f for f in self.tried if f.name in self.dials and f.name != TOGETHER and f.score > WORTH]
         plans: list[Sequence[Mode]] = [f.modes for f in alone if f.loss.fits(self.max_dppl)]
         joint = self.dials[TOGETHER]
+        whole: list[tuple[Mode, str]] = [(joint.mix, "mix everywhere")]
+        if any(place == HEAD for _, place in joint.costs.quality):
+            whole.append((replace(joint.mix, head="on"), "mix everywhere and at the head"))
         if len({option.quant for option in joint.options}) > 1:
-            plans.append((joint.mix,))
+            plans += [(mix,) for mix, _ in whole]
         for more in plans:
             modes = joined(frame, more)
             if modes is None or any(found.modes == modes for found in self.tried):
                 continue
-            name = " and ".join(mode.name if mode != joint.mix else "mix everywhere" for mode in modes)
+            name = " and ".join(next((n for m, n in whole if m == mode), mode.name) for mode in modes)
             self.say(f"trying {name}")
             self._try(name, modes, quick=True)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ralo.modes import KWTA, Mix, Mode
 from ralo.modes.base import TARGETS, Override
+from ralo.modes.mix import HEAD
 from ralo.modes.share import F64, GRID, Costs, Key, cheapest
 
 KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
@@ -75,11 +76,12 @@ def modes_of(choice: Mapping[Key, Option], own: str, mix: Mix) -> tuple[Mode, ..
     assert len(coarse) <= 1, "one coarser precision beside the model's own"
     out: list[Mode] = []
     if coarse:
-        fine = [key for key, o in choice.items() if o.quant == own]
-        target = next(t for t, places in TARGETS.items() if {place for _, place in choice} <= set(places))
-        out.append(
-            replace(mix, quant=coarse[0], target=target, where=tuple(_overrides({key: ("on", "off") for key in fine})))
-        )
+        of_layers = {key: o for key, o in choice.items() if key[1] != HEAD}
+        fine = [key for key, o in of_layers.items() if o.quant == own]
+        target = next(t for t, places in TARGETS.items() if {place for _, place in of_layers} <= set(places))
+        head = "on" if any(key[1] == HEAD and o.quant != own for key, o in choice.items()) else "off"
+        where = tuple(_overrides({key: ("on", "off") for key in fine}))
+        out.append(replace(mix, quant=coarse[0], target=target, head=head, where=where))
     fewer = {key: ("k", o.share) for key, o in choice.items() if o.share < 1}
     if fewer:
         out.append(KWTA(k=1.0, where=tuple(_overrides(fewer))))

@@ -14,15 +14,17 @@ from ralo.errors import RaloError
 from ralo.lm import LM
 from ralo.modes import Mix
 from ralo.modes.base import ZEROS
-from ralo.modes.share import F64, Key, floor
+from ralo.modes.mix import HEAD
+from ralo.modes.share import F64, GRID, Key, floor
 from ralo.profile import Profile
 from ralo.tune.costs import (
     Progress,
     bytes_over_grid,
     choice_seconds,
     coarse_kl,
-    coarse_layers,
     coarse_seconds,
+    coarse_weights,
+    head_costs,
     over_grid,
     share_kl,
 )
@@ -35,6 +37,7 @@ GOALS = ("latency", "throughput", "memory")
 LOOK, OFTEN, DIAL, CHECK = 8192, 1024, 16384, 16384  # tokens
 LEAST, ENOUGH = 2048, 16384  # tokens of a text: fewer are refused, or warned of
 COARSE = "int4"
+NEVER = 1e9  # a cost that nothing is worth
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,20 @@ def dials(
     quiet = _neurons_read(lm, profile)
     quants, kl = [own], {}
     if wish.mixes(own):
-        coarse = coarse_layers(lm, mix)
+        coarse, head = coarse_weights(lm, mix)
         of = f"{COARSE} {mix.pack}".strip()
         found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
         kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) for key in keys}
         seconds[COARSE] = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True), choice)
+        if head is not None and wish.quant == "auto":  # int4 is layers alone, as in a model loaded at int4
+            costs = record.get(f"head at {of}", lambda: head_costs(lm, coarse, head, look[: OFTEN + 1]), must=True)
+            key = (len(layers) - 1, HEAD)
+            keys |= {key: np.where(GRID < 1, NEVER, 0.0)}
+            kl[key] = costs["kl"]
+            for quant, took in ((own, costs["own"]), (COARSE, costs["coarse"])):
+                seconds[quant][HEAD] = np.full(len(GRID), took)
         if wish.goal == "memory":
-            seconds = {own: bytes_over_grid(layers), COARSE: bytes_over_grid(coarse)}
+            seconds = {own: bytes_over_grid(layers, lm.model.weights.head), COARSE: bytes_over_grid(coarse, head)}
         quants = [COARSE] if wish.quant == COARSE else [own, COARSE]
     if skipping:
         seconds = {q: {place: quiet.get(place, 1.0) * s for place, s in each.items()} for q, each in seconds.items()}
@@ -136,5 +146,5 @@ def _dials(
 
 def _never(curve: F64) -> F64:
     """A place that is not to skip channels."""
-    out: F64 = curve + 1e9 * (curve > 0)
+    out: F64 = curve + NEVER * (curve > 0)
     return out

@@ -15,6 +15,7 @@ from ralo.guard import Guard
 from ralo.lm import LM
 from ralo.model import Dense, Model
 from ralo.modes import Mode
+from ralo.modes.mix import HEAD
 from ralo.plan import tables_of
 from ralo.profile import Profile
 from ralo.quality import F64, losses, perplexity
@@ -198,12 +199,14 @@ def _middle(gains: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def packed_bytes(model: Model) -> int:
-    stood_in: int = sum(
-        getattr(layer, name.removesuffix("_weights")).nbytes
-        for layer, slots in zip(model.weights.layers, model.slots, strict=True)
+    matrices = model.weights.matrices()
+    places = [
+        (i, name.removesuffix("_weights"))
+        for i, slots in enumerate(model.slots)
         for name in slots.taken
         if name.endswith("_weights")
-    )
+    ]
+    stood_in = sum(matrices[place if place == HEAD else f"layers.{i}.{place}"].nbytes for i, place in places)
     return model.nbytes - stood_in
 
 
