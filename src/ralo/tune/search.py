@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ralo.modes import KWTA, Event, Mode
-from ralo.modes.base import TARGETS, ZEROS
+from ralo.modes.base import TARGETS, ZEROS, Override
 from ralo.modes.made import MadeMode
 from ralo.modes.mix import HEAD
 from ralo.tune.frames import frames, joined
@@ -155,7 +155,9 @@ class Search:
         joint = self.dials[TOGETHER]
         whole: list[tuple[Mode, str]] = [(joint.mix, "mix everywhere")]
         if any(place == HEAD for _, place in joint.costs.quality):
+            only = (Override(None, frozenset(PLACES), {"on": "off"}),)
             whole.append((replace(joint.mix, head="on"), "mix everywhere and at the head"))
+            whole.append((replace(joint.mix, head="on", where=only), "mix at the head"))
         if len({option.quant for option in joint.options}) > 1:
             plans += [(mix,) for mix, _ in whole]
         for more in plans:

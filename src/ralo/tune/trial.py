@@ -29,7 +29,7 @@ TOKENS, ROUNDS = 64, 15  # of a speed measurement
 TURNS = 3  # of plans that are compared with each other; the rounds are shared out
 QUICK = 8192  # tokens of text that modes are looked at with before any is chosen
 PROMPT = 512  # tokens of a request's prompt, where throughput counts
-SLACK = 0.5  # points that the upper end of the interval may be above the budget
+SLACK = 1.25  # times the budget, that the upper end of the interval may be
 UNSEEN = 0.005  # points of perplexity that no measurement tells from nothing
 
 
@@ -45,7 +45,7 @@ class Loss:
     tokens: int
 
     def fits(self, max_dppl: float) -> bool:
-        return self.delta_ppl_pct <= max_dppl + UNSEEN and self.high <= max_dppl + SLACK
+        return self.delta_ppl_pct <= max_dppl + UNSEEN and self.high <= SLACK * max_dppl + UNSEEN
 
 
 @dataclass(frozen=True)
