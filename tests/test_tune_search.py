@@ -36,6 +36,8 @@ class World:
     skips: bool = True  # whether channels that are skipped save the time that the costs promise, or none
     spread: float = 0.1  # from a loss to the end of its interval
     whole: dict[str, tuple[float, float]] = field(default_factory=dict)  # frame -> percent, times as fast
+    head: tuple[float, float] | None = None  # coarser: percent, times as fast
+    head_seen: bool = True  # whether its costs say how fast
     drafts: float = 0.5  # speed of verified drafts beside their plan's
     act: str = "silu"
     goal: str = "latency"
@@ -57,7 +59,12 @@ class World:
         self.dense_s = sum(e[OPTIONS.index(Option("int8", 1.0))] for e in self.effort.values())
 
     def dials(self) -> dict[str, Sites]:
-        out = {TOGETHER: Sites("int8", Mix(), OPTIONS, Costs(self.quality, self.effort))}
+        quality, effort = dict(self.quality), dict(self.effort)
+        if self.head:
+            coarse = np.array([o.quant == "int4" for o in OPTIONS])
+            quality[1, "head"] = np.array([1e9 * (o.share < 1) for o in OPTIONS]) + self.head[0] / 60 * coarse
+            effort[1, "head"] = self.dense_s * (1 - (1 - 1 / self.head[1]) * coarse * self.head_seen)
+        out = {TOGETHER: Sites("int8", Mix(), OPTIONS, Costs(quality, effort))}
         for name, quants in ALONE.items():
             some = [i for i, o in enumerate(OPTIONS) if o.quant in quants and (name == "kwta alone" or o.share == 1)]
             costs = [{key: each[key][some] for key in KEYS} for each in (self.quality, self.effort)]
@@ -105,6 +112,7 @@ class World:
         if any(isinstance(m, Event) and m.verify == "on" for m in modes):
             return 0.0
         dialled = sum(self.quality[key][i] for key, i in self._options(modes).items())
+        dialled += self.head[0] / 60 if self.head and self._coarse_head(modes) else 0.0
         return 60 * self.feel * float(dialled) + sum(self.whole[name][0] for name in self._whole(modes))
 
     def speed(self, modes) -> float:
@@ -115,6 +123,7 @@ class World:
         speed = (self.slow if dialled else 1.0) / (REST + (1 - REST) * float(took))
         for name in self._whole(modes):
             speed *= self.whole[name][1]
+        speed *= self.head[1] if self.head and self._coarse_head(modes) else 1.0
         return speed * (self.drafts if any(isinstance(m, Event) and m.verify == "on" for m in modes) else 1.0)
 
     def nbytes(self, modes) -> int:
@@ -126,6 +135,10 @@ class World:
         dialled = [m for m in modes if isinstance(m, Mix | KWTA)]
         here = {key: Option(*settings_at(dialled, *key)) for key in KEYS if key[1] not in made}
         return {key: OPTIONS.index(option) for key, option in here.items()}
+
+    @staticmethod
+    def _coarse_head(modes) -> bool:
+        return any(isinstance(m, Mix) and m.head == "on" for m in modes)
 
     def _whole(self, modes) -> list[str]:
         out = []
@@ -344,6 +357,13 @@ def test_one_of_a_kind():
     assert {f.name for f in looking.tried} >= {"state-pack mlp", "kwta gate", "event"}
 
 
+def test_of_a_kind_the_faster_one_whatever_the_minute_it_was_tried_in():
+    whole = {**RELU, "state-pack mlp": (0.0, 1.35), "kwta gate": (0.0, 1.2)}
+    best, looking = told(World(2, act="relu", whole=whole, lucky={"kwta"}))
+    alone = {found.name: found.speed for found in looking.tried}
+    assert alone["kwta gate"] > alone["state-pack mlp"] and "state-pack" in names(best.modes)
+
+
 def test_kinds_are_combined():
     whole = {**RELU, **FAR, "event": (0.1, 1.1)}
     best, _ = told(World(2, act="relu", contexts=(128, 8000), whole=whole))
@@ -381,6 +401,31 @@ def test_of_plans_that_are_as_fast_the_one_that_loses_least_is_taken():
     assert "event" not in names(best.modes) and best.speed < faster.speed < best.speed / 0.97
     assert best.loss.delta_ppl_pct < faster.loss.delta_ppl_pct
     assert best.loss.fits(2.0)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_head_that_pays_is_coarser(seen):
+    world = World(1, head=(0.3, 1.4), head_seen=seen)
+    best, looking = told(world)
+    assert any(isinstance(m, Mix) and m.head == "on" for m in best.modes)
+    tried = {found.name for found in looking.tried}
+    assert {"mix at the head", "mix everywhere and at the head"} <= tried
+    assert best.speed > told(World(1))[0].speed and best.loss.fits(2.0)
+    joint = next(found for found in looking.tried if found.name == TOGETHER)
+    assert any(isinstance(m, Mix) and m.head == "on" for m in joint.modes) == seen
+
+
+def test_a_head_that_costs_too_much_stays_as_it_is():
+    best, looking = told(World(1, head=(2.6, 1.4)))
+    assert not any(isinstance(m, Mix) and m.head == "on" for m in best.modes)
+    assert "mix at the head" in {found.name for found in looking.tried}
+
+
+def test_an_interval_may_end_a_quarter_above_the_budget():
+    for budget in (0.5, 1.0, 2.0):
+        assert Loss(0.9 * budget, 0.0, 1.24 * budget, 0, 1, 1).fits(budget)
+        assert not Loss(0.9 * budget, 0.0, 1.27 * budget, 0, 1, 1).fits(budget)
+        assert not Loss(1.02 * budget, 0.0, 1.1 * budget, 0, 1, 1).fits(budget)
 
 
 def test_places_whose_weights_are_made_are_not_for_the_dial():

@@ -10,7 +10,7 @@ from ralo.modes import KWTA, Event, Mode
 from ralo.modes.base import TARGETS, ZEROS, Override
 from ralo.modes.made import MadeMode
 from ralo.modes.mix import HEAD
-from ralo.tune.frames import frames, joined
+from ralo.tune.frames import FAR, Frame, frames, joined
 from ralo.tune.record import OutOfTime
 from ralo.tune.sites import Sites, modes_of
 from ralo.tune.trial import UNSEEN, Gain, Loss, Trials, key_of
@@ -90,7 +90,7 @@ class Search:
                 alone.append((f, self._try(f.name, modes, quick=True)))
         chosen: tuple[Mode, ...] = ()
         kinds = set[str]()
-        for f, found in sorted(alone, key=lambda pair: -pair[1].score):
+        for f, found in sorted(self._in_turns(alone), key=lambda pair: -pair[1].score):
             both = joined(chosen, f.modes)
             if both is None or f.kind in kinds or not self._affordable(found, lost):
                 continue
@@ -99,6 +99,19 @@ class Search:
                 chosen, score = both, tried.score
                 kinds.add(f.kind)
         return chosen
+
+    def _in_turns(self, alone: Sequence[tuple[Frame, Found]]) -> list[tuple[Frame, Found]]:
+        """Of each kind one is taken: where that takes little time they are measured once more, in turns."""
+        out = list(alone)
+        kinds = sorted({f.kind for f, _ in alone}) if self.trials.longest <= FAR else []
+        for kind in kinds:
+            rivals = [i for i, (f, _) in enumerate(out) if f.kind == kind]
+            if len(rivals) < 2:
+                continue
+            self.say(f"comparing {' and '.join(out[i][0].name for i in rivals)}")
+            for i, gains in zip(rivals, self.trials.compare([out[i][1].modes for i in rivals]), strict=True):
+                out[i] = (out[i][0], replace(out[i][1], gains=tuple(gains)))
+        return out
 
     def _affordable(self, found: Found, lost: float) -> bool:
         """Of the budget it takes a part; `lost`: what is given up without it."""
