@@ -53,20 +53,21 @@ BytesRead decode(const Decoder& d, const std::vector<TextTokens>& texts, const A
       std::memset(row + width, 0, (stride - width) * sizeof(float));
     }
   BytesRead read{0, 0};
-  const auto take = [&](size_t layer, Many how) {
+  for (size_t i = 0; i < d.mlps.size(); ++i) {
     rows.clear();
     for (const TextTokens& text : texts)
-      rows.push_back({text.count, text.caches[layer], {how, text.past, text.states ? (*text.states)[layer] : nullptr}});
-  };
-  for (size_t i = 0; i < d.mlps.size(); ++i) {
-    take(i, many);
+      rows.push_back({text.count, text.caches[i], {many, text.past, text.states ? (*text.states)[i] : nullptr}});
     const BytesRead part = attention(*d.attentions[i], x, rows, angles);
     read.weights += part.weights + mlp(*d.mlps[i], x, rows);
     read.cache += part.cache;
   }
   normed(d.norm, x, stride, count, hidden, width);
   if (!logits) return read;
-  take(d.mlps.size() - 1, Many::floats);  // the head belongs to the last layer
+  rows.clear();
+  for (const TextTokens& text : texts) {
+    LayerState* last = text.states && !text.states->empty() ? text.states->back() : nullptr;
+    rows.push_back({text.count, nullptr, {Many::floats, text.past, last}});
+  }
   read.weights += apply(d.head, hidden, rows, logits, false);
   return read;
 }

@@ -143,7 +143,6 @@ struct DecoderObject {
           linear(head, kPlaces),
           {},
           {}} {
-    need(!layers.empty(), "a model has layers");
     need(d.embedding.d == d.norm.d && head.w.ic == d.norm.d, "embedding, norm and head differ in width");
     if (positions_) need(positions_->shape(1) == d.norm.d, "positions must be (rows, D)");
     if (positions_) positions = positions_->shape(0);
