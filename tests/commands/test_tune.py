@@ -53,6 +53,7 @@ def seconds_by_bytes(layers: Sequence[LayerWeights]) -> dict[str, np.ndarray]:
 def bytes_for_clocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "_gain", by_bytes)
     patch.setattr(calibrate, "seconds", seconds_by_bytes)
+    patch.setattr(calibrate, "head_seconds", lambda layers, head: head.nbytes * 1e-9)
 
 
 @pytest.fixture(scope="module")
