@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels.h"
+
 namespace ISA {
 
 constexpr size_t upto(size_t n, size_t most) { return n < most ? n : most; }
@@ -16,6 +18,17 @@ struct Listed {
   const uint32_t* list;
   size_t operator()(size_t i) const { return list[i]; }
 };
+
+// Where in a list the first channel lies that is not before `channel`.
+inline size_t first_from(const Channels& c, size_t channel) {
+  size_t at = 0;
+  for (size_t left = c.count; left > 0;) {
+    const size_t half = left / 2, next = at + half;
+    const bool before = c.list[next] < channel;
+    at = before ? next + 1 : at, left = before ? left - half - 1 : half;
+  }
+  return at;
+}
 
 // Rows of N channels from the i-th on, `first` bytes into each.
 template <class Pick, size_t N>

@@ -7,6 +7,8 @@
 // a skipped channel is one contiguous run of unread bytes. Outputs are padded to a multiple of kPad.
 // int8: values -127..127 as bytes + 128. int4: values -8..7 as nibbles + 8; 16 bytes hold a group of 32 outputs, the
 // low nibbles the first 16. Scales: bf16 per (channel, group of outputs), in channel-major order too.
+// upper, lower: the two halves of int8's bytes, nibbles packed as int4's beside int8's scales. An upper half alone
+// stands for about the middle of the bytes it may belong to; the lower one says how far from there the byte is.
 constexpr size_t kPad = 64;
 inline size_t padded(size_t outputs) { return (outputs + kPad - 1) / kPad * kPad; }
 constexpr size_t kGroupInt8 = 64;
@@ -19,12 +21,15 @@ constexpr size_t kSharedTokens = 16;     // and so many of several texts: the mo
 constexpr size_t matvec_scratch(size_t tokens) { return 2 * (tokens + 1) * kPanel; }
 
 // proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed. factors: products, see Factors.
-enum class Quant { f32, bf16, int8, int4, proc, hashed, factors };
+enum class Quant { f32, bf16, int8, int4, upper, lower, proc, hashed, factors };
 inline size_t weight_bytes(Quant q, size_t n) {
   return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 ? n : n / 2;
 }
 // Outputs that share a scale; 0: no scales.
-inline size_t group_size(Quant q) { return q == Quant::int8 ? kGroupInt8 : q == Quant::int4 ? kGroupInt4 : 0; }
+inline size_t group_size(Quant q) {
+  const bool halves = q == Quant::upper || q == Quant::lower;
+  return q == Quant::int8 || halves ? kGroupInt8 : q == Quant::int4 ? kGroupInt4 : 0;
+}
 
 // Weights from seeds. A row's outputs are blocks of kPad, and its columns of kPad seeds (a byte each) share them out: a
 // column of n blocks gives, from seed b and from the seed before it in its chain, weight b of each of the n. The seed

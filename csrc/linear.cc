@@ -34,6 +34,8 @@ Table table(Quant q) {
     case Quant::bf16: return TABLE(bf16);
     case Quant::int8: return TABLE(int8);
     case Quant::int4: return TABLE(int4);
+    case Quant::upper: return {k.matvec_upper, k.matvec_few_upper, k.matmul_upper, nullptr, nullptr, nullptr, nullptr};
+    case Quant::lower: return {k.matvec_lower, k.matvec_few_lower, k.matmul_lower, nullptr, nullptr, nullptr, nullptr};
     case Quant::hashed:
       return {k.matvec_hashed, k.matvec_few_hashed, k.matmul_hashed, nullptr, k.norms_hashed, nullptr, nullptr};
     default: return {k.matvec_proc, k.matvec_few_proc, k.matmul_proc, nullptr, k.norms_proc, nullptr, nullptr};
@@ -73,11 +75,24 @@ struct Few {
   const bool add;
   const size_t from, to;
   const Cut cut;
+  const Mat* const lower;  // of upper halves, one token: the lower ones, which are read too where a channel is `fine`
+  const Channels fine;
   size_t first = 0, last = cut.outputs;  // parts with outputs that are wanted
 
   Few(const Mat& m, const Channels& some, const float* b, const float* in, size_t n, float* out, bool add_, size_t o0,
-      size_t o1)
-      : w(m), c(some), bias(b), x(in), tokens(n), y(out), add(add_), from(o0), to(o1), cut(::cut(m, some.count)) {
+      size_t o1, const Mat* lower_ = nullptr, const Channels& fine_ = {nullptr, 0})
+      : w(m),
+        c(some),
+        bias(b),
+        x(in),
+        tokens(n),
+        y(out),
+        add(add_),
+        from(o0),
+        to(o1),
+        cut(::cut(m, some.count)),
+        lower(lower_),
+        fine(fine_) {
     while (output(first + 1) <= from) ++first;
     while (output(last - 1) >= to) --last;
   }
@@ -101,7 +116,9 @@ struct Few {
     float *head = slot(run - after, others), *out = at_once ? head : joins ? room : slot(run, others);
     for (size_t t = 0; t < tokens && !at_once && !(run == 0 && add); ++t)
       start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
-    if (tokens == 1)
+    if (lower)
+      kernels().matvec_halves(w, *lower, c, fine, x, out, o0, o1, channel(run), channel(run + 1));
+    else if (tokens == 1)
       table(w.quant).matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
     else
       table(w.quant).matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1), room);
@@ -167,9 +184,11 @@ void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens,
   const ByteRows rows{values.get(blocks * tokens * kByteDepth), scales.get(groups * tokens), sums.get(groups * tokens),
                       tokens, w.ic};
   by_rows(tokens, [&](size_t first, size_t n) { kernels().byte_rows(x, first, n, rows); });
-  const auto kernel = w.quant == Quant::int8   ? kernels().matmul_bytes_int8
-                      : w.quant == Quant::int4 ? kernels().matmul_bytes_int4
-                                               : kernels().matmul_bytes_proc;
+  const auto kernel = w.quant == Quant::int8    ? kernels().matmul_bytes_int8
+                      : w.quant == Quant::int4  ? kernels().matmul_bytes_int4
+                      : w.quant == Quant::upper ? kernels().matmul_bytes_upper
+                      : w.quant == Quant::lower ? kernels().matmul_bytes_lower
+                                                : kernels().matmul_bytes_proc;
   parallel(w.oc / kPad, [&](size_t task, size_t thread) {
     const size_t o0 = task * kPad, o1 = o0 + kPad;
     kernel(w, rows, bias, y, add, o0, o1, scratch(thread, tokens * kPad));
@@ -240,6 +259,33 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
   if (w.proc || w.hashed)
     for (size_t i = 0; i < c.count; ++i) bytes += w.delta_bytes(c.list[i]);
   return bytes;
+}
+
+size_t apply_halves(const Halves& h, const Channels& kept, const Channels& fine, const float* bias, const float* x,
+                    float* y, bool add, size_t o0, size_t o1) {
+  if (o0 == o1) return 0;
+  apply_few({h.upper, kept, bias, x, 1, y, add, o0, o1, &h.lower, fine});
+  return kept.count * h.upper.part_bytes(o1 - o0) + fine.count * h.lower.part_bytes(o1 - o0);
+}
+
+size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, const float* bias, size_t tokens,
+                         float* y, bool add, Many many) {
+  const size_t bytes = apply(h.upper, bias, kept, tokens, y, add, many);
+  return bytes + apply(h.lower, nullptr, fine, tokens, y, true, many);
+}
+
+void halve(const Mat& w, const Halves& h) {
+  constexpr size_t kChannels = 64, kHalf = 16;
+  parallel((w.ic + kChannels - 1) / kChannels, [&](size_t task, size_t) {
+    for (size_t i = task * kChannels; i < std::min((task + 1) * kChannels, w.ic); ++i)
+      for (size_t o = 0; o < w.oc; o += 2 * kHalf)
+        for (size_t j = 0; j < kHalf; ++j) {
+          const uint8_t *from = w.data + i * w.row_bytes() + o + j, a = from[0], b = from[kHalf];
+          const size_t to = i * h.upper.row_bytes() + o / 2 + j;
+          h.upper.data[to] = static_cast<uint8_t>(a >> 4 | (b & 0xf0));
+          h.lower.data[to] = static_cast<uint8_t>((a & 0x0f) | b << 4);
+        }
+  });
 }
 
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1) {

@@ -11,6 +11,18 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
 // The same for all or some of the channels, and outputs [o0, o1) only, multiples of kPad: into y[o0, o1). These
 // are the bits that the whole matrix gives.
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1);
+// int8 weights in two halves of four bits each, so that one half of a channel is one run of bytes that can be left out.
+struct Halves {
+  Mat upper, lower;
+};
+void halve(const Mat& w, const Halves& h);
+// One token, outputs [o0, o1): the upper halves of the channels `kept`, and the lower ones too of `fine`, some of
+// those.
+size_t apply_halves(const Halves& h, const Channels& kept, const Channels& fine, const float* bias, const float* x,
+                    float* y, bool add, size_t o0, size_t o1);
+// Several tokens: x with zeros in place of the channels that are not kept, or not fine (tokens, ic).
+size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, const float* bias, size_t tokens,
+                         float* y, bool add, Many many);
 // y[j] = sum of x[i] W[i][j], x (d), for the neurons j of an ascending list, nothing else of y is written;
 // list null: all of them.
 size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* y);

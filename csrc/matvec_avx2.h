@@ -42,6 +42,7 @@ bool fold_pairs(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, si
   for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], largest[i] = w.largest[pick(i0 + i)];
   if (!find_step(units, largest, n, f.step, inv)) return false;
   for (size_t i = 0; i < n; ++i) units[i] *= inv;
+  f.step *= Column::kUnit;
   const __m256i none = _mm256_setzero_si256();
   for (size_t g = 0; g < groups; g += 16) {
     __m256i sums[2] = {none, none};  // of groups 0 to 3 and 8 to 11, then of the others
@@ -86,7 +87,7 @@ struct Int8Column {
   using Row = Int8Row;
   static constexpr size_t kTogether = 2, kOutputs = 64, kBytes = 64, kGroupsOf = 1;
   static constexpr bool kHalves = false;
-  static constexpr float kAdded = 0.f, kOffset = 128.f;
+  static constexpr float kAdded = 0.f, kOffset = 128.f, kUnit = 1.f;
   struct Pairs {
     alignas(32) int32_t both[kFold / 2 * width_of(kGroups)];
     void put(size_t at, __m256i a, __m256i b) {
@@ -124,13 +125,15 @@ struct Int8Column {
   }
 };
 
-// 32 bytes of a row are two groups: the low nibbles of each half are 16 outputs, its high nibbles the next 16.
-struct Int4Column {
-  using Row = Int4Row;
-  static constexpr size_t kTogether = 2, kOutputs = 64, kBytes = 32, kGroupsOf = 2;
+// Of 32 bytes of a row the low nibbles of each half are 16 outputs, its high nibbles the next 16; int4 has a group in
+// each half, int8's halves of a byte one in both.
+template <class NibbleRow>
+struct NibbleColumn {
+  using Row = NibbleRow;
+  static constexpr size_t kTogether = 2, kOutputs = 64, kBytes = 32, kGroupsOf = kOutputs / Row::kGroup;
   static constexpr bool kHalves = false;
   // kAdded rounds the high byte; the low byte is then off by as much, which put() takes away
-  static constexpr float kAdded = 128.f, kOffset = 8.f;
+  static constexpr float kAdded = 128.f, kOffset = Row::kOffset, kUnit = Row::kUnit;
   struct Pairs {
     alignas(32) uint16_t hi[kFold / 2 * width_of(kGroups)], lo[kFold / 2 * width_of(kGroups)];
     void put(size_t at, __m256i a, __m256i b) {
@@ -141,8 +144,9 @@ struct Int4Column {
       _mm256_store_si256(reinterpret_cast<__m256i*>(lo + at), _mm256_xor_si256(low, _mm256_set1_epi8(-128)));
     }
   };
-  // The words of groups g and g + 1, each to its whole half.
+  // The words of groups g and g + 1, each to its whole half; of one group to both.
   static __m256i spread(const uint16_t* two) {
+    if constexpr (kGroupsOf == 1) return _mm256_set1_epi16(static_cast<short>(*two));
     int32_t both;
     std::memcpy(&both, two, 4);
     const __m256i halves = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 2,
@@ -179,10 +183,11 @@ struct Int4Column {
     for (size_t i = 0; i < 4; ++i) {
       const __m256i a = sums[2 * i], b = sums[2 * i + 1];
       add_to(y + 8 * i, first_halves(a, b), zero[0], step);
-      add_to(y + kGroupInt4 + 8 * i, last_halves(a, b), zero[1], step);
+      add_to(y + 32 + 8 * i, last_halves(a, b), zero[kGroupsOf - 1], step);
     }
   }
 };
+using Int4Column = NibbleColumn<Int4Row>;
 
 // What is kept of the tokens on the way through a panel.
 template <class Column, size_t Most>

@@ -151,16 +151,21 @@ struct Int8Column {
   }
 };
 
-// Lane L of a column is group L: its low nibbles are 16 outputs, its high nibbles the next 16. Summing whole bytes and
-// the high nibbles alone needs one AND; the low nibbles are the difference, exact in integers.
-struct Int4Column {
-  using Row = Int4Row;
-  static constexpr size_t kRows = 12, kTogether = 4, kSums = 2, kGroup = kGroupInt4, kOutputs = 128, kBatch = 2;
+// The low nibbles of a lane are 16 outputs, its high nibbles the next 16; int4 has a group in each lane, int8's halves
+// in every two. Summing whole bytes and the high nibbles alone needs one AND; the low nibbles are the difference, exact
+// in integers.
+template <class NibbleRow>
+struct NibbleColumn {
+  using Row = NibbleRow;
+  static constexpr size_t kRows = 12, kTogether = 4, kSums = 2, kGroup = Row::kGroup, kOutputs = 128, kBatch = 2;
+  static constexpr size_t kLanesOf = kGroup / 32;  // of a group
   static constexpr bool kHalves = true;
-  static constexpr float kOffset = 8.f;
-  static __m512i spread(const int32_t* four) {  // one dword per group to the whole of its lane
-    const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return _mm512_permutexvar_epi32(lanes, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)four)));
+  static __m512i spread(const int32_t* groups) {  // one dword per group to the whole of its lanes
+    constexpr int b = kLanesOf == 1 ? 1 : 0, c = kLanesOf == 1 ? 2 : 1, d = kLanesOf == 1 ? 3 : 1;
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, b, b, b, b, c, c, c, c, d, d, d, d);
+    const auto* from = reinterpret_cast<const __m128i*>(groups);
+    const __m128i dwords = kLanesOf == 1 ? _mm_loadu_si128(from) : _mm_loadl_epi64(from);
+    return _mm512_permutexvar_epi32(lanes, _mm512_castsi128_si512(dwords));
   }
   template <size_t N, size_t M>
   INLINE static void dot(__m512i (&a)[N][kSums][2][M], const Quad& w, size_t m0, const int32_t* x, size_t width) {
@@ -182,14 +187,16 @@ struct Int4Column {
       low[m] = _mm512_cvtepi32_ps(_mm512_sub_epi32(a[m], a[4 + m]));
       high[m] = _mm512_cvtepi32_ps(_mm512_srai_epi32(a[4 + m], 4));
     }
+    const size_t lanes = groups * kLanesOf;
     float offset[4];
-    for (size_t l = 0; l < groups; ++l) offset[l] = static_cast<float>(zero[l]) * kOffset;
+    for (size_t l = 0; l < lanes; ++l) offset[l] = static_cast<float>(zero[l / kLanesOf]) * Row::kOffset;
     in_order(low, out);
-    for (size_t l = 0; l < groups; ++l) add_to(y + 32 * l, out[l], offset[l], step);
+    for (size_t l = 0; l < lanes; ++l) add_to(y + 32 * l, out[l], offset[l], step * Row::kUnit);
     in_order(high, out);
-    for (size_t l = 0; l < groups; ++l) add_to(y + 32 * l + 16, out[l], offset[l], step);
+    for (size_t l = 0; l < lanes; ++l) add_to(y + 32 * l + 16, out[l], offset[l], step * Row::kUnit);
   }
 };
+using Int4Column = NibbleColumn<Int4Row>;
 
 // Tokens whose sums of all four vectors of a quad fit into registers. For more of them half a quad is summed at a time.
 template <class Column>

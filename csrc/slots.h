@@ -67,6 +67,9 @@ struct Input : Slot {
   virtual Channels choose(const float* /*x*/, size_t /*position*/, Place /*place*/, const Pass& /*pass*/) {
     return {nullptr, n};
   }
+  // One token, outputs [o0, o1) of the map from those channels; several tokens, all outputs: what each gives alone.
+  virtual size_t part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass);
+  virtual size_t parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass);
 };
 // Of attention: which keys and values are read. out (tokens, heads * e).
 struct AttendSlot : Slot {

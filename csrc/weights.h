@@ -33,8 +33,10 @@ struct Int8Row {
     for (size_t v = 0; v < kBlockV; ++v) out[v] = load_u8(row + o + v * kLanes);
   }
 };
+// Two weights in a byte; a nibble less kOffset, times kUnit, is a weight without its scale.
 struct Int4Row {
   static constexpr size_t kGroup = kGroupInt4;
+  static constexpr float kOffset = 8.f, kUnit = 1.f;
   static constexpr size_t bytes(size_t outputs) { return outputs / 2; }
   static void read(const uint8_t* row, size_t o, V* out) {
     constexpr size_t half = kGroupInt4 / 2 / kLanes;  // vectors in half a group
@@ -44,6 +46,18 @@ struct Int4Row {
         load_nibbles(p + g * kGroupInt4 / 2 + v * kLanes, out[g * 2 * half + v], out[g * 2 * half + half + v]);
   }
 };
+// Of a byte 16 u + l, which is a weight of int8 + 128: u stands for 16 u + 8, and l - 8 is what is missing.
+template <bool upper>
+struct HalfRow : Int4Row {
+  static constexpr size_t kGroup = kGroupInt8;
+  static constexpr float kUnit = upper ? 16.f : 1.f, kOffset = upper ? 7.5f : 8.f;
+  static void read(const uint8_t* row, size_t o, V* out) {
+    Int4Row::read(row, o, out);
+    for (size_t v = 0; v < kBlockV; ++v) out[v] = fma(out[v], set1(kUnit), set1((8.f - kOffset) * kUnit));
+  }
+};
+using UpperRow = HalfRow<true>;
+using LowerRow = HalfRow<false>;
 
 struct ProcRow {};  // rebuilt from seeds, see unpack_row
 

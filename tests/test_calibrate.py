@@ -132,7 +132,7 @@ def test_a_profile_beside_the_model_is_found(profile, tmp_path):
         ({}, "is not a profile"),
         ({"ralo_profile": "{"}, "is not a profile"),
         ({"ralo_profile": "[]"}, "is not a profile"),
-        ({"ralo_profile": '{"format": 9}'}, "is a profile of format 9, this ralo reads 1"),
+        ({"ralo_profile": '{"format": 9}'}, "is a profile of format 9, this ralo reads 2"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, notes: dict[str, str], message: str) -> None:

@@ -1,6 +1,8 @@
 // k winners take all as slots.
 #include "kwta.h"
 
+#include "halves.h"
+
 Rule rule_of(const std::string& pick, double amount, float temp, float guess) {
   need(amount >= 0 && temp > 0, "the amount must not be negative, the temperature must be positive");
   const float f = static_cast<float>(amount);
@@ -20,6 +22,7 @@ std::map<std::string, double> dict_of(const Winners& w) {
   return {{"steps", number(c.steps)},
           {"channels", number(c.channels)},
           {"kept", number(c.kept)},
+          {"fine", number(c.fine)},
           {"held", number(c.held)},
           {"bytes_read", number(c.bytes_read)},
           {"bytes_skipped", static_cast<double>(c.bytes_skipped)},
@@ -33,13 +36,18 @@ namespace {
 
 struct KwtaInputObject : KwtaInput {
   Norms kept;
+  nb::object halves;
   KwtaInputObject(size_t n, Norms norms, size_t block, const std::string& pick, double amount, float temp, size_t duty,
-                  bool seed, bool renorm, float guess)
-      : KwtaInput({n, block, norms ? norms->data() : nullptr, rule_of(pick, amount, temp, guess)}, {duty, seed},
-                  renorm),
+                  bool seed, bool renorm, float guess, const HalvesObject* halves_, size_t fine_, float fine_guess)
+      : KwtaInput({n, block, norms ? norms->data() : nullptr, rule_of(pick, amount, temp, guess)}, {duty, seed}, renorm,
+                  {halves_ ? &halves_->h : nullptr, fine_, fine_guess}),
         kept(std::move(norms)) {
     need(n > 0 && block > 0 && duty > 0, "n, block and duty must be positive");
     if (kept) need(kept->shape(0) == n, "norms must be (n,)");
+    if (!halves_) return;
+    need(halves_->h.upper.ic == n && fine_ <= n && fine_guess >= 0, "the halves are of other channels");
+    need(block == 1 && duty == 1 && !seed && !renorm, "halves are chosen channel by channel at every token");
+    halves = nb::find(halves_);
   }
 };
 
@@ -47,9 +55,12 @@ struct KwtaInputObject : KwtaInput {
 
 void bind_kwta(nb::module_& m) {
   nb::class_<KwtaInputObject, Input>(m, "KwtaInput", "Only the input channels with the largest |x| * norm are read")
-      .def(nb::init<size_t, Norms, size_t, const std::string&, double, float, size_t, bool, bool, float>(),
+      .def(nb::init<size_t, Norms, size_t, const std::string&, double, float, size_t, bool, bool, float,
+                    const HalvesObject*, size_t, float>(),
            nb::arg("n"), array("norms").none(), nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"),
-           nb::arg("duty"), nb::arg("seed"), nb::arg("renorm"), nb::arg("guess") = 0.f)
+           nb::arg("duty"), nb::arg("seed"), nb::arg("renorm"), nb::arg("guess") = 0.f,
+           nb::arg("halves").none() = nb::none(), nb::arg("fine") = 0, nb::arg("fine_guess") = 0.f,
+           "halves: of the winners only the `fine` best are read whole, of the others the upper half")
       .def_rw("plant", &KwtaInputObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaInputObject& k) { return dict_of(k.winners); });
 }

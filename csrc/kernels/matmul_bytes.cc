@@ -120,6 +120,14 @@ void matmul_bytes_int4(const Mat& w, const ByteRows& x, const float* bias, float
                        float* panel) {
   matmul_bytes<Int4Row>(w, x, bias, y, add, o0, o1, panel);
 }
+void matmul_bytes_upper(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
+                        float* panel) {
+  matmul_bytes<UpperRow>(w, x, bias, y, add, o0, o1, panel);
+}
+void matmul_bytes_lower(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
+                        float* panel) {
+  matmul_bytes<LowerRow>(w, x, bias, y, add, o0, o1, panel);
+}
 void matmul_bytes_proc(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
                        float* panel) {
   matmul_bytes<ProcRow>(w, x, bias, y, add, o0, o1, panel);
@@ -129,6 +137,8 @@ bool bytes_pay() { return false; }
 void byte_rows(const float*, size_t, size_t, const ByteRows&) {}
 void matmul_bytes_int8(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
 void matmul_bytes_int4(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
+void matmul_bytes_upper(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
+void matmul_bytes_lower(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
 void matmul_bytes_proc(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
 #endif
 }  // namespace ISA

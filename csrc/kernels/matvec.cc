@@ -2,7 +2,7 @@
 // memory, so a few tokens share that.
 #include "matvec_floats.h"
 #if defined(__AVX512VNNI__)
-#include "matvec_vnni.h"
+#include "halves_vnni.h"
 #elif defined(__AVX2__)
 #include "matvec_avx2.h"
 #endif
@@ -47,9 +47,13 @@ void matvec(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
 #ifdef __AVX2__
 using Int8 = ByBytes<Int8Column>;
 using Int4 = ByBytes<Int4Column>;
+using Upper = ByBytes<NibbleColumn<UpperRow>>;
+using Lower = ByBytes<NibbleColumn<LowerRow>>;
 #else
 using Int8 = ByFloats;
 using Int4 = ByFloats;
+using Upper = ByFloats;
+using Lower = ByFloats;
 #endif
 
 }  // namespace
@@ -72,10 +76,35 @@ MATVEC(f32, F32Row, ByFloats)
 MATVEC(bf16, Bf16Row, ByFloats)
 MATVEC(int8, Int8Row, Int8)
 MATVEC(int4, Int4Row, Int4)
+MATVEC(upper, UpperRow, Upper)
+MATVEC(lower, LowerRow, Lower)
+
+#ifdef __AVX512VNNI__
+void matvec_halves(const Mat& upper, const Mat& lower, const Channels& kept, const Channels& fine, const float* x,
+                   float* y, size_t o0, size_t o1, size_t i0, size_t i1) {
+  HalvesRoom room;
+  float xs[kPass * kGroups];
+  for (size_t p = o0; p < o1; p += kPanel) {
+    const size_t end = upto(o1, p + kPanel);
+    if (kept.list)
+      panel_halves(upper, lower, Listed{kept.list}, kept.count, fine, x, y, p, end, i0, i1, room, xs);
+    else
+      panel_halves(upper, lower, All{}, kept.count, fine, x, y, p, end, i0, i1, room, xs);
+  }
+}
+#else
+void matvec_halves(const Mat& upper, const Mat& lower, const Channels& kept, const Channels& fine, const float* x,
+                   float* y, size_t o0, size_t o1, size_t i0, size_t i1) {
+  if (i0 == i1) return;
+  const size_t first = kept.list ? kept.list[i0] : i0, last = kept.list ? kept.list[i1 - 1] : i1 - 1;
+  matvec_upper(upper, kept, x, y, o0, o1, i0, i1);
+  matvec_lower(lower, fine, x, y, o0, o1, first_from(fine, first), first_from(fine, last + 1));
+}
+#endif
 
 size_t added_at_once([[maybe_unused]] Quant quant) {
 #ifdef __AVX512VNNI__
-  if (quant == Quant::int8 || quant == Quant::int4) return kFold;
+  if (quant == Quant::int8 || quant == Quant::int4 || quant == Quant::upper) return kFold;
 #endif
   return 0;
 }

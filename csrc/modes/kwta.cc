@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+
 namespace {
 
 constexpr size_t kCompareEvery = 16;  // positions between two looks at how much the winners change
@@ -89,9 +91,59 @@ void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list,
   ++counts.compared;
 }
 
+// The winners; all channels where there are as many, without a choice.
+Channels KwtaInput::chosen(Held& held, const float* x, size_t position) {
+  const Rule& r = winners.chooser.rule;
+  if (!fine.halves || (r.pick != Pick::top && r.pick != Pick::near) || r.k < n)
+    return winners.choose(held, x, position);
+  ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
+  return {nullptr, n};
+}
+
+// The channels that are read whole.
+Channels KwtaInput::best(const float* x) {
+  static thread_local Buffer<uint32_t> lists;
+  uint32_t* list = lists.get(n);
+  Rule rule{fine.guess > 0 ? Pick::near : Pick::top, fine.most, fine.guess, 0, 1};
+  const Channels out{list, fine.most ? pick(rule, x, winners.chooser.norms, n, list) : 0};
+  winners.counts.fine += out.count;
+  return out;
+}
+
+size_t KwtaInput::part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass) {
+  if (!fine.halves) return Input::part(l, x, y, o0, o1, pass);
+  const Channels kept = chosen(state<Held>(pass, l.place), x, pass.past);
+  return apply_halves(*fine.halves, kept, best(x), l.bias, x, y, false, o0, o1);
+}
+
+size_t KwtaInput::parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass) {
+  if (!fine.halves) return Input::parts(l, x, tokens, y, pass);
+  return many_halves(state<Held>(pass, l.place), l, x, tokens, y, false, pass);
+}
+
+size_t KwtaInput::many_halves(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add,
+                              const Pass& pass) {
+  static thread_local Buffer<float> upper, lower;
+  float *all = upper.get(tokens * n), *some = lower.get(tokens * n);
+  std::memset(all, 0, tokens * n * sizeof(float));
+  std::memset(some, 0, tokens * n * sizeof(float));
+  const auto copy = [&](const Channels& c, size_t t, float* to) {
+    for (size_t i = 0; i < c.count; ++i) {
+      const size_t at = t * n + (c.list ? c.list[i] : i);
+      to[at] = x[at];
+    }
+  };
+  for (size_t t = 0; t < tokens; ++t) {
+    copy(chosen(held, x + t * n, pass.past + t), t, all);
+    copy(best(x + t * n), t, some);
+  }
+  return apply_halves_many(*fine.halves, all, some, l.bias, tokens, y, add, pass.many);
+}
+
 size_t KwtaInput::run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
   Held& held = state<Held>(pass, l.place);
   if (tokens == 1) return one(held, l, x, y, add, pass);
+  if (fine.halves) return many_halves(held, l, x, tokens, y, add, pass);
   return apply_kept(l, x, tokens, y, add, pass, [&](const float* from, size_t position, float* to) {
     const Channels won = winners.choose(held, from, position);
     const float scale = renorm && won.count ? static_cast<float>(n) / static_cast<float>(won.count) : 1.f;
@@ -100,10 +152,12 @@ size_t KwtaInput::run(const Linear& l, const float* x, size_t tokens, float* y, 
 }
 
 size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
-  const Channels won = winners.choose(held, x, pass.past);
+  const Channels won = chosen(held, x, pass.past);
   const size_t count = won.count;
   size_t bytes;
-  if (count == n) {
+  if (fine.halves) {
+    bytes = apply_halves(*fine.halves, won, best(x), l.bias, x, y, add, 0, l.w->oc);
+  } else if (count == n) {
     bytes = ::apply(l.weights(pass), l.bias, x, 1, y, add, pass.many);
   } else {
     static thread_local Buffer<float> scaled;

@@ -40,6 +40,7 @@ struct Held : State {
 
 struct KwtaCounts {
   uint64_t steps, channels, kept;  // tokens; channels in all and those used
+  uint64_t fine;                   // channels of which both halves were used, where there are halves
   uint64_t held;                   // tokens that duty spared the choice
   uint64_t bytes_read;             // of weights, while decoding
   int64_t bytes_skipped;           // what dense would have read more; a look at a guess may take it below zero
@@ -64,16 +65,30 @@ struct Winners {
   void compare(const std::vector<uint32_t>& before, const uint32_t* list, size_t count);
 };
 
+// Weights in halves: of the winners only the best are read whole, of the others the upper half.
+struct FineRule {
+  const Halves* halves = nullptr;
+  size_t most = 0;    // channels that are read whole
+  float guess = 0.f;  // where their bound is likely to be; 0: not known
+};
+
 struct KwtaInput : GuardedInput {
   Winners winners;
   bool renorm;  // results times n / kept
-  KwtaInput(const Chooser& c, const Duty& d, bool renorm_) : GuardedInput(c.n), winners{c, d}, renorm(renorm_) {}
+  FineRule fine;
+  KwtaInput(const Chooser& c, const Duty& d, bool renorm_, const FineRule& f = {})
+      : GuardedInput(c.n), winners{c, d}, renorm(renorm_), fine(f) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   Channels choose(const float* x, size_t position, Place place, const Pass& pass) override {
     return winners.choose(state<Held>(pass, place), x, position);
   }
+  size_t part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass) override;
+  size_t parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass) override;
 
  private:
   size_t run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
+  Channels chosen(Held& held, const float* x, size_t position);
+  Channels best(const float* x);
+  size_t many_halves(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 };

@@ -102,8 +102,9 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
     counts.bytes_read += bytes, counts.bytes_skipped -= static_cast<int64_t>(bytes);  // nothing is skipped for it yet
     if (!finite) return bytes + dense(m, in, 1, x, pass);
   } else {
-    const Channels used = others ? m.up.input->choose(in, pass.past, kUp, pass) : Channels{nullptr, w.ic};
-    bytes = apply_part(w, used, m.up.bias, in, gate, m.gate, m.gate + padded(m.f));
+    const size_t o0 = m.gate, o1 = m.gate + padded(m.f);
+    bytes = others ? m.up.input->part(m.up, in, gate, o0, o1, pass)
+                   : apply_part(w, {nullptr, w.ic}, m.up.bias, in, gate, o0, o1);
     kernels().act(m.act, gate + m.gate, nullptr, m.f, a);
   }
   const Channels won = choose(held, a, pass.past);
@@ -117,23 +118,6 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
   const size_t paid = guessed ? 0 : std::min(bytes, w.bytes());  // rows of an odd width have more padding
   counts.bytes_skipped += static_cast<int64_t>(w.bytes() - paid);
   return bytes + down(m, won, h, x, pass);
-}
-
-// The gate sees only the channels that a slot in front of it chooses, `up` sees all: the map is computed once more.
-size_t KwtaMlp::gates_of_winners(const Mlp& m, const float* in, size_t tokens, const float*& gates, const Pass& pass) {
-  static thread_local Buffer<float> kept, rows;
-  const size_t d = m.up.w->ic;
-  float *x = kept.get(tokens * d), *out = rows.get(tokens * m.up.w->oc);
-  std::memset(x, 0, tokens * d * sizeof(float));
-  for (size_t t = 0; t < tokens; ++t) {
-    const Channels used = m.up.input->choose(in + t * d, pass.past + t, kUp, pass);
-    for (size_t i = 0; i < used.count; ++i) {
-      const size_t c = used.list ? used.list[i] : i;
-      x[t * d + c] = in[t * d + c];
-    }
-  }
-  gates = out;
-  return ::apply(*m.up.w, m.up.bias, x, tokens, out, false, pass.many);
 }
 
 // What likely_gates does, for several tokens whose gates (tokens, f) are all there.
@@ -151,12 +135,15 @@ bool KwtaMlp::keep_likely(const Mlp& m, const float* in, size_t tokens, size_t p
 }
 
 size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) {
-  static thread_local Buffer<float> ups, acts, hidden;
+  static thread_local Buffer<float> ups, others, acts, hidden;
   const size_t stride = m.up.w->oc;
   float *up = ups.get(tokens * stride), *a = acts.get(tokens * m.f), *h = hidden.get(tokens * m.f);
   size_t bytes = apply(*m.up.w, m.up.bias, in, tokens, up, false, pass.many);
-  const float* gates = up;
-  if (taken(m.up.input, pass)) bytes += gates_of_winners(m, in, tokens, gates, pass);
+  float* gates = up;
+  if (taken(m.up.input, pass)) {  // it chooses for the gate alone, `up` sees all: the map is computed once more
+    gates = others.get(tokens * stride);
+    bytes += m.up.input->parts(m.up, in, tokens, gates, pass);
+  }
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t)
       kernels().act(m.act, gates + t * stride + m.gate, nullptr, m.f, a + t * m.f);

@@ -27,7 +27,6 @@ struct KwtaMlp : MlpSlot {
   void keep(const Channels& likely, size_t position, float* a);
   bool likely_gates(const Mlp& m, const float* in, size_t position, float* gate, float* a, size_t& bytes);
   size_t one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass);
-  size_t gates_of_winners(const Mlp& m, const float* in, size_t tokens, const float*& gates, const Pass& pass);
   bool keep_likely(const Mlp& m, const float* in, size_t tokens, size_t past, float* a, size_t& bytes);
   size_t many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass);
   size_t down(const Mlp& m, const Channels& won, const float* h, float* x, const Pass& pass);

@@ -86,6 +86,17 @@ class Matrix:
         One token, outputs [o0, o1) only, multiples of PAD: the weights of the others are not read
         """
 
+class Halves:
+    """An int8 matrix in two halves of four bits, each channel-major"""
+
+    def __init__(self, matrix: Matrix, upper: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], lower: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """upper, lower: (ic, oc / 2), which are filled"""
+
+    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kept: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, fine: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
+        """
+        One token: the upper halves of the channels `kept` (None: all), and the lower ones of `fine`, which are some of those; returns the bytes of weights read
+        """
+
 SEED_BLOCKS: int = 4
 
 SEED_TURN: int = 16
@@ -277,7 +288,10 @@ class Decoder:
 class KwtaInput(Input):
     """Only the input channels with the largest |x| * norm are read"""
 
-    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, renorm: bool, guess: float = 0.0) -> None: ...
+    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, renorm: bool, guess: float = 0.0, halves: Halves | None = None, fine: int = 0, fine_guess: float = 0.0) -> None:
+        """
+        halves: of the winners only the `fine` best are read whole, of the others the upper half
+        """
 
     @property
     def plant(self) -> bool:

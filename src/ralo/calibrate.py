@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.lm import LM
-from ralo.matrix import QUANTS, Matrix
+from ralo.matrix import HALVED, QUANTS, Matrix
+from ralo.memory import Arena
 from ralo.modes.base import LayerSlots
 from ralo.modes.guess import acts
+from ralo.modes.share import FINE
 from ralo.profile import Guess, Place, Profile, fingerprint
 from ralo.quality import divergence, log_probs, scores
 from ralo.remake.values import values
@@ -73,13 +75,14 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
         kl = _sensitivity(lm, tokens[: often + 1], {key: s.norms for key, s in seen.items()}, progress)
     finally:
         lm.model.use(*before)
-    places = {key: Place(s.norms, s.moments(), s.quantiles(), kl[key]) for key, s in seen.items()}
+    places = {key: Place(s.norms, s.moments(), s.quantiles(), *kl[key]) for key, s in seen.items()}
     guesses = {layer: guess for layer, moments in mlps.moments.items() if (guess := gate_guess(lm, layer, moments))}
     return Profile(
         fingerprint(lm.model.weights),
         len(tokens) - 1,
         places,
         seconds(lm.model.weights.layers),
+        halved_seconds(lm.model.weights.layers),
         mlps.winners,
         mlps.gates,
         mlps.inputs,
@@ -163,8 +166,9 @@ def _slots(layers: int, inputs: Mapping[tuple[int, str], _core.Input]) -> list[L
 
 def _sensitivity(
     lm: LM, tokens: Sequence[int], norms: dict[tuple[int, str], F32], progress: Progress | None
-) -> dict[tuple[int, str], F32]:
-    """Mean KL from dense with one place of one layer reading only a share of its channels."""
+) -> dict[tuple[int, str], tuple[F32, F32]]:
+    """Mean KL from dense with one place of one layer reading only a share of its channels; and half of the bits of
+    most of them, where weights are int8."""
     model, far = lm.model, Far(lm, tokens)
     out = {}
     for done, ((i, place), norm) in enumerate(norms.items()):
@@ -174,7 +178,14 @@ def _sensitivity(
             slot = _core.KwtaInput(len(norm), norm, 1, "top", k, 1.0, 1, False, False)
             model.use(_slots(len(model.layers), {(i, place): slot}))
             row.append(far.kl())
-        out[i, place] = np.array([LEVELS[place], row], np.float32)
+        half = []
+        matrix: Matrix = getattr(model.weights.layers[i], place)
+        if matrix.quant == HALVED:
+            n, fine = len(norm), round(FINE * len(norm))
+            slot = _core.KwtaInput(n, norm, 1, "top", n, 1.0, 1, False, False, halves=matrix.halves(Arena()), fine=fine)
+            model.use(_slots(len(model.layers), {(i, place): slot}))
+            half.append(far.kl())
+        out[i, place] = np.array([LEVELS[place], row], np.float32), np.array(half, np.float32)
         if progress:
             progress((done + 1) / len(norms))
     return out
@@ -201,15 +212,38 @@ class Far:
 def seconds(layers: Sequence[LayerWeights], rounds: int = 15) -> dict[str, F32]:
     """Seconds of a matvec per place at some shares of random channels, matrices in the order a token reads them."""
     rng = np.random.default_rng(0)
+    return _seconds(len(layers), lambda i, place, share: _time(getattr(layers[i], place), share, rng), rounds)
+
+
+def halved_seconds(layers: Sequence[LayerWeights], rounds: int = 15) -> dict[str, F32]:
+    """The same where most channels are read by halves; nothing where weights are not int8."""
+    rng, arena = np.random.default_rng(0), Arena()
+    if any(getattr(layer, place).quant != HALVED for layer in layers for place in PLACES):
+        return {}
+    halves = [{place: getattr(layer, place).halves(arena) for place in PLACES} for layer in layers]
+
+    def took(i: int, place: str, share: float) -> float:
+        matrix: Matrix = getattr(layers[i], place)
+        order = rng.permutation(matrix.ic).astype(np.uint32)
+        kept, fine = (np.sort(order[: round(part * matrix.ic)]) for part in (share, FINE))
+        x, y = np.ones(matrix.ic, np.float32), np.empty(matrix.oc, np.float32)
+        clock = time.perf_counter()
+        halves[i][place].apply(x, None if share == 1 else kept, fine, y)
+        return time.perf_counter() - clock
+
+    return _seconds(len(layers), took, rounds)
+
+
+def _seconds(layers: int, took_at: Callable[[int, str, float], float], rounds: int) -> dict[str, F32]:
     took: dict[tuple[str, float], list[float]] = {(place, share): [] for place in PLACES for share in TIMED}
     for _ in range(rounds):
         for share in TIMED:
             sums = dict.fromkeys(PLACES, 0.0)
-            for layer in layers:
+            for i in range(layers):
                 for place in PLACES:
-                    sums[place] += _time(getattr(layer, place), share, rng)
+                    sums[place] += took_at(i, place, share)
             for place, total in sums.items():
-                took[place, share].append(total / len(layers))
+                took[place, share].append(total / layers)
     return {
         place: np.array([TIMED, [statistics.median(took[place, share]) for share in TIMED]], np.float32)
         for place in PLACES

@@ -19,6 +19,7 @@ U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 
 QUANTS = ("f32", "bf16", "int8", "int4")
+HALVED = "int8"  # whose weights can be read by halves
 CHUNK_BYTES = 16 << 20  # of float32 rows in memory while packing
 
 
@@ -39,6 +40,11 @@ class Matrix:
         self.slices = {name: slice(at, at + n) for (name, n), at in zip(parts.items(), starts, strict=False)}
         self.bytes_read = 0  # by all calls so far, counted by the kernel
         _ = self.core  # refuses arrays that do not fit
+
+    def halves(self, arena: Arena) -> _core.Halves:
+        """int8 weights once more, in two halves of four bits."""
+        upper, lower = (arena.zeros((self.ic, self.oc // 2), np.uint8) for _ in range(2))
+        return _core.Halves(self.core, upper, lower)
 
     @cached_property
     def core(self) -> _core.Matrix:

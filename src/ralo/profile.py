@@ -17,7 +17,7 @@ from ralo.weights import PLACES, Weights
 
 F32 = NDArray[np.float32]
 Guess = tuple[NDArray[np.float16], NDArray[np.float16]]  # factors (D, R) and (R, F) of a gate
-FORMAT = 1
+FORMAT = 2
 NAME = "profile.safetensors"  # beside a model, found by itself
 
 
@@ -29,6 +29,8 @@ class Place:
     moments: F32  # (2, ic): mean of x, mean of x squared
     quantiles: F32  # (Q): of the scores of all channels, from the smallest to the largest
     kl: F32  # (2, levels): share kept, mean KL from dense with only this place reading less
+    half: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # (1): the same with half of most channels'
+    # bits; (0) where weights are not int8
 
     def quantile(self, q: float) -> float:
         return float(np.interp(q, np.linspace(0, 1, len(self.quantiles)), self.quantiles))
@@ -42,6 +44,7 @@ class Profile:
     tokens: int
     places: Mapping[tuple[int, str], Place]
     seconds: Mapping[str, F32] = field(default_factory=dict)  # place -> (2, levels): share kept, time of one matvec
+    halved: Mapping[str, F32] = field(default_factory=dict)  # the same with half of most channels' bits; may be none
     winners: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)  # layer -> (tokens, F / 8): neurons that won
     gates: Mapping[int, F32] = field(default_factory=dict)  # layer -> (Q): quantiles of |act(gate)|
     inputs: Mapping[int, F32] = field(default_factory=dict)  # layer -> (tokens, D): a few inputs of its MLP
@@ -59,9 +62,10 @@ class Profile:
     def save(self, path: Path) -> None:
         arrays: dict[str, NDArray[np.generic]] = {}
         for (layer, place), p in self.places.items():
-            for name in ("norms", "moments", "quantiles", "kl"):
+            for name in ("norms", "moments", "quantiles", "kl", "half"):
                 arrays[f"layers.{layer}.{place}.{name}"] = getattr(p, name)
         arrays |= {f"seconds.{place}": a for place, a in self.seconds.items()}
+        arrays |= {f"halved.{place}": a for place, a in self.halved.items()}
         arrays |= {f"layers.{layer}.winners": a for layer, a in self.winners.items()}
         arrays |= {f"layers.{layer}.gates": a for layer, a in self.gates.items()}
         arrays |= {f"layers.{layer}.inputs": a for layer, a in self.inputs.items()}
@@ -79,12 +83,14 @@ def load(path: Path) -> Profile:
         if info["format"] != FORMAT:
             raise FormatError(path, f"is a profile of format {info['format']}, this ralo reads {FORMAT}")
         parts: dict[tuple[int, str], dict[str, F32]] = {}
-        seconds, winners, gates, inputs = {}, {}, {}, {}
+        seconds, halved, winners, gates, inputs = {}, {}, {}, {}, {}
         factors: dict[str, dict[int, NDArray[np.float16]]] = {"guess_first": {}, "guess_second": {}}
         for name, array in tensors.items():
             head, *rest = name.split(".")
             if head == "seconds":
                 seconds[rest[0]] = array
+            elif head == "halved":
+                halved[rest[0]] = array
             elif rest[1] == "winners":
                 winners[int(rest[0])] = array
             elif rest[1] == "gates":
@@ -97,7 +103,7 @@ def load(path: Path) -> Profile:
                 parts.setdefault((int(rest[0]), rest[1]), {})[rest[2]] = array
         places = {key: Place(**arrays) for key, arrays in parts.items()}
         guesses = {layer: (first, factors["guess_second"][layer]) for layer, first in factors["guess_first"].items()}
-        return Profile(info["model"], info["tokens"], places, seconds, winners, gates, inputs, guesses)
+        return Profile(info["model"], info["tokens"], places, seconds, halved, winners, gates, inputs, guesses)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(path, "is not a profile; make one with ralo calibrate") from error
 

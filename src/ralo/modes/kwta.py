@@ -10,7 +10,7 @@ are not faster, many tokens together need all weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 
 from ralo import _core
 from ralo.errors import RaloError
-from ralo.matrix import Matrix
+from ralo.matrix import HALVED, Matrix
+from ralo.memory import Arena
 from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.guess import Chosen, Rule, best
-from ralo.modes.share import Key, plain_share, shares
+from ralo.modes.share import FINE, Key, plain_share, shares
 from ralo.options import flag
 
 F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
+KEEP_ALL = 0.97  # share from which on all channels are read by halves: choosing costs more than it saves
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 
 
@@ -37,6 +39,7 @@ class KWTA(Mode):
     name: ClassVar[str] = "kwta"
     metrics: ClassVar[Mapping[str, str]] = {
         "keep_ratio": "share of channels used where the mode is on",
+        "fine_ratio": "share of channels used with all their bits, where weights are read by halves",
         "duty_hits": "tokens whose choice was spared by duty",
         "temp": "temperature of the top-p budget",
         "flicker": "share of winners that had not won a step before",
@@ -49,6 +52,12 @@ class KWTA(Mode):
         0.4,
         "how much is kept: 1 = all; 0.4 = half of `down` and `o`, .82 elsewhere, or as a profile says",
         low=0.01,
+        high=1,
+    )
+    fine: float = flag(
+        FINE,
+        "share of channels that int8 weights are read whole of; of other winners the upper four bits; 1 = all whole",
+        low=0,
         high=1,
     )
     k_abs: int = flag(0, "channels kept at every place instead of a share; 0 = by k", low=0, high=1 << 20)
@@ -65,6 +74,7 @@ class KWTA(Mode):
     prefill: str = flag("off", "prompts too (no faster: shows what it would do)", choices=SWITCH)
     form: str = flag("best", "best, or seed: the document's formula, to compare", choices=("best", "seed"))
     allotted: Mapping[Key, float] | None = None  # by `prepare`: share per layer and place
+    arena: Arena = field(default_factory=Arena, compare=False, repr=False)  # where halves lie
 
     def __post_init__(self) -> None:
         if self.k_abs and self.p:
@@ -91,8 +101,10 @@ class KWTA(Mode):
                 parts[view.index, "up"] = 0.5  # only the gate is skipped by channels
             if self.target != "attn" and self._gate_decides(view):
                 del sizes[view.index, "down"], parts[view.index, "down"]
+        halved = [key for key in sizes if self.at(*key)._by_halves(getattr(views[key[0]].weights, key[1]))]
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
-        return replace(self, allotted=plain | shares(self.k, sizes, views[0].profile, parts))
+        found = shares(self.k, sizes, views[0].profile, parts, halved)
+        return replace(self, allotted=plain | found, arena=Arena())
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
         for place in TARGETS[self.target]:
@@ -113,15 +125,32 @@ class KWTA(Mode):
         pick, amount, guess = self._rule(view, place, share, matrix.ic)
         if pick in ("top", "near") and amount >= self._blocks(matrix.ic):
             return  # everything wins: dense
+        fine = self._fine(matrix, share)
+        if fine and share >= KEEP_ALL:
+            pick, amount = "top", float(matrix.ic)
+        known = view.profile.places[view.index, place] if view.profile else None
+        fine_guess = known.quantile(1 - self.fine) if known and fine and guess else 0.0
         seed, norms = self.form == "seed", None if self.form == "seed" else norms_of(view, place)
         mean = float(norms.mean()) if norms is not None else 1.0
         if norms is not None and norms.std() < ALIKE * mean:  # reading them would cost more than they tell
-            norms, guess = None, guess / mean
+            norms, guess, fine_guess = None, guess / mean, fine_guess / mean
         slot = _core.KwtaInput(
-            matrix.ic, norms, self._block, pick, amount, self.temp, self.duty, seed, self.renorm == "on", guess
-        )
+            matrix.ic, norms, self._block, pick, amount, self.temp, self.duty, seed, self.renorm == "on", guess,
+            matrix.halves(self.arena) if fine else None, fine, fine_guess,
+        )  # fmt: skip
         fixed = amount / self._blocks(matrix.ic) if pick in ("top", "near") and self.duty == 1 else None
-        slots.put(place, slot, self.name, self._describe(share, pick, amount), share=fixed)
+        copied = matrix.data.nbytes if fine else 0
+        slots.put(place, slot, self.name, self._describe(share, pick, amount, fine), copied, fixed)
+
+    def _by_halves(self, matrix: Matrix) -> bool:
+        """Whether winners that are not among the best are read by halves."""
+        one_by_one = self._block == 1 and self.duty == 1 and self.form == "best" and self.renorm == "off"
+        return one_by_one and not self.k_abs and not self.p and 0 < self.fine < 1 and matrix.quant == HALVED
+
+    def _fine(self, matrix: Matrix, share: float) -> int:
+        """Channels that are read whole; 0: all winners are."""
+        most = max(1, round(self.fine * matrix.ic))
+        return most if self._by_halves(matrix) and round(share * matrix.ic) > 1.1 * most else 0
 
     def _put_neurons(self, view: LayerView, slots: LayerSlots) -> bool:
         """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read. True: nor is all of
@@ -224,12 +253,13 @@ class KWTA(Mode):
     def _blocks(self, n: int) -> int:
         return -(-n // self._block)
 
-    def _describe(self, share: float, pick: str, amount: float) -> str:
+    def _describe(self, share: float, pick: str, amount: float, fine: int) -> str:
         what = (
             f"top-p {amount:g}" if pick == "mass" else f"{amount:.0f} {'exactly' if pick == 'top' else 'or a few less'}"
         )
         extras = [f"duty {self.duty}"] * (self.duty > 1) + [f"blocks of {self._block}"] * (self._block > 1)
         extras += ["renorm"] * (self.renorm == "on") + ["seed form"] * (self.form == "seed")
+        extras += [f"{fine} of them whole, the others by halves"] * (fine > 0)
         kept = "" if pick == "mass" or self.k_abs else f"{share:.2f}, "
         return ", ".join([f"keep {kept}{what}", *extras])
 
@@ -245,6 +275,7 @@ class KWTA(Mode):
 
         return {
             "keep_ratio": ratio("kept", "channels", 1.0),
+            "fine_ratio": ratio("fine", "channels", 0.0),
             "duty_hits": counts.get("held", 0),
             "temp": ratio("temp", "slots", 0.0),
             "flicker": ratio("changed", "compared", 0.0),

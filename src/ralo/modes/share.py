@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ F64 = NDArray[np.float64]
 Key = tuple[int, str]  # layer, place
 
 GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
+FINE = 0.05  # of channels that are read whole where the others are read by halves
 # Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
 PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}
 
@@ -30,15 +31,28 @@ class Costs:
     effort: Mapping[Key, F64]
 
 
-def costs(profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float]) -> Costs:
-    """Effort is the measured time of a place where the profile has it, else its bytes, times the part it is of."""
-    floors = {layer: floor(profile, layer) for layer, _ in sizes}
-    quality = {key: _curve(profile.places[key].kl, floors[key[0]]) for key in sizes}
-    effort = {
-        key: parts[key] * (times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID)
-        for key, size in sizes.items()
-    }
+def costs(
+    profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float], halved: Collection[Key] = ()
+) -> Costs:
+    """Effort is the measured time of a place where the profile has it, else its bytes, times the part it is of.
+    `halved`: places where what is kept is mostly read by halves unless it is everything."""
+    quality, effort = {}, {}
+    for key, size in sizes.items():
+        quality[key] = share_cost(profile, key, key in halved)
+        spent = times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID
+        if key in halved:
+            half = profile.halved.get(key[1])
+            spent = np.where(GRID < 1, 0.5 * (GRID + FINE) * size if half is None else times(half), spent)
+        effort[key] = parts[key] * spent
     return Costs(quality, effort)
+
+
+def share_cost(profile: Profile, key: Key, halved: bool) -> F64:
+    """KL over GRID; of halves what they cost is added to what skipping does."""
+    place, least = profile.places[key], floor(profile, key[0])
+    curve = _curve(place.kl, least)
+    half = max(0.0, float(place.half[0]) - least) if halved and place.half.size else 0.0
+    return np.where(GRID < 1, curve + half, curve)
 
 
 def times(seconds: NDArray[np.float32]) -> F64:
@@ -86,12 +100,16 @@ def _effort(c: Costs, choice: Mapping[Key, int]) -> float:
 
 
 def shares(
-    k: float, sizes: Mapping[Key, int], profile: Profile | None, parts: Mapping[Key, float] | None = None
+    k: float,
+    sizes: Mapping[Key, int],
+    profile: Profile | None,
+    parts: Mapping[Key, float] | None = None,
+    halved: Collection[Key] = (),
 ) -> dict[Key, float]:
     """A share per layer and place that together take what `plain_share` would take, spent where it hurts least."""
     plain = {key: plain_share(key[1], k) for key in sizes}
     if profile is None or k >= 1:
         return plain
-    c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0))
+    c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0), halved)
     budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
     return allocate(c, budget)

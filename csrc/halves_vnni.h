@@ -1,0 +1,258 @@
+// One token with AVX-512 VNNI over int8 weights in halves. Channels of which only the upper half is read are small:
+// beside four bits of a weight one byte of x is enough, against the largest of those. The others get their whole
+// weights back, and x in two bytes, as in matvec_vnni.h. The step of one is a power of two of the other's, so that all
+// sums are integers of one kind, and become outputs once.
+#pragma once
+#include "matvec_vnni.h"
+
+namespace ISA {
+
+// What is kept of a block of channels on the way through a panel.
+struct HalvesRoom {
+  static constexpr size_t kColumns = kPanel / 128, kWidth = kPanel / kGroupInt8;
+  alignas(64) int32_t bytes[kPass / 4 * 2 * kWidth];  // (quads, 1 or 2, width): x beside the scales of a pass
+  alignas(64) int32_t zero[kWidth];                   // sum of x in units, of the channels that are summed now
+  float offset[kWidth];                               // what the weights' offsets add up to
+  __m512i sums[kColumns * 8];  // (columns, 2, 4): whole bytes and high nibbles; then low nibbles and high ones
+  float units[kFold];          // of all channels of the block, zero where they are fine
+  float fine_units[kFold];
+  uint32_t fine[kFold];
+};
+
+// Rows that are read side by side, whole quads: the last one again where there are not as many.
+struct SideBySide {
+  const uint8_t* row[kPass];
+  template <class Pick>
+  SideBySide(const uint8_t* data, size_t stride, size_t first, Pick pick, size_t i, size_t n) {
+    for (size_t r = 0; r < kPass; ++r) row[r] = data + pick(i + upto(r, n - 1)) * stride + first;
+  }
+  const uint8_t* operator[](size_t r) const { return row[r]; }
+};
+
+// x of a quad beside 16 groups of scales, in units of `unit[4]`, to the nearest: as integers.
+INLINE inline void fold_quad(const SideBySide& scales, size_t q, size_t g, __mmask16 k, const float* unit, float added,
+                             __m512i (&u)[4]) {
+  for (size_t j = 0; j < 4; ++j) {
+    const __m256i s = _mm256_maskz_loadu_epi16(k, scales[4 * q + j] + 2 * g);
+    const __m512 v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
+    u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, _mm512_set1_ps(unit[j]), _mm512_set1_ps(added)));
+  }
+}
+
+// A pass of n channels from the i-th on as bytes beside groups of scales. kParts: 1, the low bytes alone; 2, the high
+// ones, rounded, and the low ones.
+template <size_t kParts, class Pick, class Ask>
+[[gnu::noinline]] void fold_pass(const Mat& w, Pick pick, size_t i, size_t n, const float* units, size_t g0,
+                                 size_t groups, size_t width, HalvesRoom& room, Ask ask) {
+  const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
+  const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
+  const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
+                high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
+  const SideBySide scales(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i, n);
+  float unit[kPass];
+  for (size_t r = 0; r < kPass; ++r) unit[r] = r < n ? units[r] : 0.f;
+  const size_t quads = (n + 3) / 4;
+  for (size_t g = 0; g < groups; g += 16) {
+    const __mmask16 k = groups - g >= 16 ? 0xffff : static_cast<__mmask16>((1u << (groups - g)) - 1);
+    __m512i zero = _mm512_load_si512(room.zero + g);
+    for (size_t q = 0; q < quads; ++q) {
+      ask(1);
+      __m512i u[4];
+      fold_quad(scales, q, g, k, unit + 4 * q, kParts == 2 ? 128.f : 0.f, u);
+      const __mmask32 odd = 0xaaaaaaaa;
+      const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
+      const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
+      int32_t* to = room.bytes + q * kParts * width + g;
+      const __m512i lows = _mm512_permutex2var_epi8(a, low, b);
+      if constexpr (kParts == 2) {
+        _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
+        _mm512_store_si512(to + width, _mm512_xor_si512(lows, _mm512_set1_epi8(-128)));
+      } else {
+        _mm512_store_si512(to, lows);
+      }
+      zero = _mm512_add_epi32(zero, _mm512_add_epi32(_mm512_add_epi32(u[0], u[1]), _mm512_add_epi32(u[2], u[3])));
+    }
+    _mm512_store_si512(room.zero + g, zero);
+  }
+}
+
+using UpperColumn = NibbleColumn<UpperRow>;
+inline void clear_zero(HalvesRoom& room, size_t groups, int32_t from) {
+  for (size_t g = 0; g < groups; g += 16) _mm512_store_si512(room.zero + g, _mm512_set1_epi32(from));
+}
+
+// The upper halves of a pass, one column, onto the sums; fresh: from zero.
+template <bool half, class Ask>
+INLINE inline void dot_upper_column(const SideBySide& rows, size_t quads, size_t col, size_t width, bool fresh,
+                                    HalvesRoom& room, Ask ask) {
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xf0)), none = _mm512_setzero_si512();
+  __m512i *sums = room.sums + 8 * col, a[2][4];
+  each<8>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
+  for (size_t q = 0; q < quads; ++q) {
+    ask();
+    const Quad w = interleave<half>(rows, 4 * q, 64 * col);
+    const __m512i x = UpperColumn::spread(room.bytes + q * width + 2 * col);
+    each<4>([&](auto m) INLINE {
+      dot_bytes(a[0][m], w.v[m], x);
+      dot_bytes(a[1][m], _mm512_and_si512(w.v[m], mask), x);
+    });
+  }
+  each<8>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
+}
+
+// Not inlined, as dot_tile is not: within a longer function prefetches come in bursts.
+template <class Ask>
+[[gnu::noinline]] void dot_upper(const SideBySide& rows, size_t quads, size_t columns, bool odd, size_t width,
+                                 bool fresh, HalvesRoom& room, Ask ask) {
+  for (size_t col = 0; col + odd < columns; ++col) dot_upper_column<false>(rows, quads, col, width, fresh, room, ask);
+  if (odd) dot_upper_column<true>(rows, quads, columns - 1, width, fresh, room, ask);
+}
+
+// Whole bytes and high nibbles, of upper halves, as low nibbles and high ones in units of whole weights.
+[[gnu::noinline]] inline void settle_upper(size_t columns, int shift, HalvesRoom& room) {
+  const __m128i by = _mm_cvtsi32_si128(shift), by16 = _mm_cvtsi32_si128(shift + 4);
+  for (size_t col = 0; col < columns; ++col)
+    for (size_t m = 0; m < 4; ++m) {
+      __m512i *raw = room.sums + 8 * col + m, *high = raw + 4;
+      *raw = _mm512_sll_epi32(_mm512_sub_epi32(*raw, *high), by16);
+      *high = _mm512_sll_epi32(*high, by);
+    }
+}
+
+// The whole weights of a pass of fine channels.
+template <bool half>
+INLINE inline void dot_fine_column(const SideBySide& upper, const SideBySide& lower, size_t quads, size_t col,
+                                   size_t width, HalvesRoom& room) {
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xf0)), none = _mm512_setzero_si512();
+  __m512i *sums = room.sums + 8 * col, hi[2][4], lo[2][4];
+  each<8>([&](auto i) INLINE { hi[i / 4][i % 4] = none, lo[i / 4][i % 4] = _mm512_load_si512(sums + i); });
+  for (size_t q = 0; q < quads; ++q) {
+    const Quad u = interleave<half>(upper, 4 * q, 64 * col), l = interleave<half>(lower, 4 * q, 64 * col);
+    const int32_t* x = room.bytes + 2 * q * width + 2 * col;
+    const __m512i x_hi = UpperColumn::spread(x), x_lo = UpperColumn::spread(x + width);
+    each<4>([&](auto m) INLINE {  // 0xca: where the mask has a one the first, else the second
+      const __m512i first = _mm512_ternarylogic_epi32(mask, _mm512_slli_epi16(u.v[m], 4), l.v[m], 0xca);
+      const __m512i second = _mm512_ternarylogic_epi32(mask, u.v[m], _mm512_srli_epi16(l.v[m], 4), 0xca);
+      dot_bytes(hi[0][m], first, x_hi);
+      dot_bytes(lo[0][m], first, x_lo);
+      dot_bytes(hi[1][m], second, x_hi);
+      dot_bytes(lo[1][m], second, x_lo);
+    });
+  }
+  each<8>([&](auto i) INLINE {
+    const __m512i high = _mm512_slli_epi32(hi[i / 4][i % 4], 8);
+    _mm512_store_si512(sums + i, _mm512_add_epi32(high, lo[i / 4][i % 4]));
+  });
+}
+
+[[gnu::noinline]] inline void dot_fine(const SideBySide& upper, const SideBySide& lower, size_t quads, size_t columns,
+                                       bool odd, size_t width, HalvesRoom& room) {
+  for (size_t col = 0; col + odd < columns; ++col) dot_fine_column<false>(upper, lower, quads, col, width, room);
+  if (odd) dot_fine_column<true>(upper, lower, quads, columns - 1, width, room);
+}
+
+[[gnu::noinline]] inline void flush_halves(const HalvesRoom& room, size_t columns, size_t groups, float step,
+                                           float* y) {
+  for (size_t col = 0; col < columns; ++col) {
+    __m512 v[4], out[4];
+    const size_t lanes = upto(4, 2 * (groups - 2 * col));
+    for (size_t s = 0; s < 2; ++s) {
+      for (size_t m = 0; m < 4; ++m) v[m] = _mm512_cvtepi32_ps(room.sums[8 * col + 4 * s + m]);
+      in_order(v, out);
+      for (size_t l = 0; l < lanes; ++l)
+        add_to(y + 128 * col + 32 * l + 16 * s, out[l], room.offset[2 * col + l / 2], step);
+    }
+  }
+}
+
+// Of a block: the value of one unit of whole weights, and how often that is doubled for upper halves.
+struct Steps {
+  float step;
+  int shift;
+};
+
+// Units of n channels, of which `fine` are whole. False: a value is not finite, and bytes cannot say so.
+template <class Pick>
+[[gnu::noinline]] bool find_steps(const Mat& w, Pick pick, const float* x, size_t c, size_t n, size_t fine,
+                                  HalvesRoom& room, Steps& s) {
+  float scales[kFold], small, large, inverse;
+  for (size_t i = 0; i < n; ++i) room.units[i] = x[pick(c + i)], scales[i] = w.largest[pick(c + i)];
+  for (size_t f = 0, i = 0; f < fine; ++f) {  // both ascend
+    while (i + 1 < n && pick(c + i) < room.fine[f]) ++i;
+    if (pick(c + i) == room.fine[f]) room.units[i] = 0.f;
+  }
+  if (!find_step(room.units, scales, n, small, inverse)) return false;
+  for (size_t i = 0; i < fine; ++i) room.fine_units[i] = x[room.fine[i]], scales[i] = w.largest[room.fine[i]];
+  if (!find_step(room.fine_units, scales, fine, large, inverse)) return false;
+  s = {small > large ? small : large, 0};
+  inverse = s.step > 1e-34f ? 1.f / s.step : 0.f;  // below, the quotient may overflow: as good as zero
+  float coarse = inverse;
+  for (; small * coarse * 32512.f > 127.f && s.shift < 8; coarse /= 2) ++s.shift;
+  for (size_t i = 0; i < n; ++i) room.units[i] *= coarse;
+  for (size_t i = 0; i < fine; ++i) room.fine_units[i] *= inverse;
+  return true;
+}
+
+// Outputs [o0, o1), whole blocks of kPad; channels pick(i0) to pick(i1 - 1) of `count` in all, of which those that are
+// in the list `fine` too are read whole.
+template <class Pick>
+void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, const Channels& fine, const float* x,
+                  float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room, float* xs) {
+  const size_t rb = upper.row_bytes(), first = o0 / 2, columns = (o1 - o0 + 127) / 128;
+  const size_t g0 = o0 / kGroupInt8, groups = (o1 - o0) / kGroupInt8, width = (2 * columns + 15) / 16 * 16;
+  const size_t bytes = (o1 - o0) / 2, lead = kPass + kLead / (64 * columns);
+  const bool odd = groups % 2 != 0;  // the last column is half a one
+  size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
+  Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
+  Ahead<Pick> ahead(upper.data, rb, first, bytes, pick, i0);
+  Ahead<Listed> fine_ahead(lower.data, rb, first, bytes, Listed{fine.list}, f0);
+  for (size_t c = i0; c < i1; c += kFold) {
+    const size_t n = upto(i1 - c, kFold);
+    size_t whole = 0;
+    for (; f0 + whole < fine.count && fine.list[f0 + whole] <= pick(c + n - 1); ++whole)
+      room.fine[whole] = fine.list[f0 + whole];
+    scales_ahead.move(c + n, upto(c + n + kFold, count));
+    ahead.move(c, upto(c + lead, count));
+    fine_ahead.move(f0, f0 + whole);
+    ahead.fetch(2 * n);
+    Steps s;
+    if (!find_steps(upper, pick, x, c, n, whole, room, s)) {
+      const Tokens<1> token{x, y, 1, 0, 0};
+      panel<UpperRow>(upper, pick, count, token, o0, o1, c, c + n, xs);
+      panel<LowerRow>(lower, Listed{fine.list}, fine.count, token, o0, o1, f0, f0 + whole, xs);
+      f0 += whole;
+      continue;
+    }
+    clear_zero(room, groups, 0);
+    for (size_t i = 0; i < n; i += kPass) {
+      const size_t m = upto(n - i, kPass), quads = (m + 3) / 4;
+      ahead.move(c + i + m, upto(c + i + m + lead, count));
+      scales_ahead.fetch(m * (2 * groups / 64 + 1));
+      fold_pass<1>(upper, pick, c + i, m, room.units + i, g0, groups, width, room, [&](size_t l) { ahead.fetch(l); });
+      const SideBySide rows(upper.data, rb, first, pick, c + i, m);
+      const auto ask = [&] { ahead.fetch(4), fine_ahead.fetch(1); };
+      dot_upper(rows, quads, columns, odd, width, i == 0, room, ask);
+    }
+    const float offset = UpperRow::kOffset * UpperRow::kUnit * static_cast<float>(1 << s.shift);
+    for (size_t g = 0; g < groups; ++g) room.offset[g] = static_cast<float>(room.zero[g]) * offset;
+    settle_upper(columns, s.shift, room);
+    if (whole > 0) {
+      clear_zero(room, groups, 0);
+      ahead.move(c + n, upto(c + n + lead, count));
+      for (size_t i = 0; i < whole; i += kPass) {
+        const size_t m = upto(whole - i, kPass), quads = (m + 3) / 4;
+        const Listed list{room.fine};
+        fold_pass<2>(upper, list, i, m, room.fine_units + i, g0, groups, width, room,
+                     [&](size_t l) { ahead.fetch(l); });
+        const SideBySide up(upper.data, rb, first, list, i, m), low(lower.data, rb, first, list, i, m);
+        dot_fine(up, low, quads, columns, odd, width, room);
+        for (size_t g = 0; g < groups; ++g) room.zero[g] -= 128 * static_cast<int32_t>(4 * quads);
+      }
+      for (size_t g = 0; g < groups; ++g) room.offset[g] += static_cast<float>(room.zero[g]) * 128.f;
+    }
+    f0 += whole;
+    flush_halves(room, columns, groups, s.step, y + o0);
+  }
+}
+
+}  // namespace ISA
