@@ -10,9 +10,9 @@ import pytest
 from ralo.compose import compose
 from ralo.modes import KWTA, Mix
 from ralo.modes.base import TARGETS
-from ralo.modes.share import GRID, Costs
+from ralo.modes.share import GRID, KEEP_ALL, Costs
 from ralo.plan import read_plan, tables_of, write_toml
-from ralo.tune.sites import KEEP_ALL, Option, Sites, modes_of, sites
+from ralo.tune.sites import Option, Precision, Sites, modes_of, sites
 from ralo.weights import PLACES
 
 KEYS = [(layer, place) for layer in range(2) for place in PLACES]
@@ -109,13 +109,17 @@ def test_only_some_places():
 # ---------------------------------------------------------------- options from measured costs
 
 
-def measured(skipping: bool = True, quants=("int8", "int4")) -> Sites:
+def measured(skipping: bool = True, quants=("int8", "int4"), halved: bool = False) -> Sites:
     shares = {key: np.where(GRID >= 1, 0.0, (1 - GRID) * (1 + key[0])) for key in KEYS}
-    coarse = {key: 0.25 + key[0] for key in KEYS}
-    seconds = {
-        quant: {place: (n + i) * GRID for i, place in enumerate(PLACES)} for quant, n in (("int8", 10), ("int4", 5))
+    found = {
+        "int8": Precision("int8", shares, {place: (10 + i) * GRID for i, place in enumerate(PLACES)}, halved),
+        "int4": Precision(
+            "int4",
+            {key: curve + 0.25 + key[0] for key, curve in shares.items()},
+            {place: (5 + i) * GRID for i, place in enumerate(PLACES)},
+        ),
     }
-    return sites("int8", Mix(), shares, coarse, seconds, quants, skipping)
+    return sites("int8", Mix(), [found[quant] for quant in quants], skipping)
 
 
 def test_costs_add_up():
@@ -130,6 +134,12 @@ def test_costs_add_up():
             skipped = 0.0 if option.share == 1 else (1 - option.share) * (1 + layer)
             assert quality[i] == pytest.approx(coarse * (0.25 + layer) + skipped)
             assert effort[i] == pytest.approx(((5 if coarse else 10) + list(PLACES).index(place)) * option.share)
+
+
+def test_where_weights_are_read_by_halves_keeping_everything_is_an_option():
+    shares = {quant: {o.share for o in measured(halved=True).options if o.quant == quant} for quant in ("int8", "int4")}
+    assert 0.98 in shares["int8"] and 0.98 not in shares["int4"]
+    assert {o.share for o in measured(halved=True, skipping=False).options} == {1.0}
 
 
 def test_some_options_only():

@@ -50,9 +50,15 @@ def seconds_by_bytes(layers: Sequence[LayerWeights]) -> dict[str, np.ndarray]:
     return {place: np.stack([shares, shares * getattr(layers[0], place).nbytes * 1e-9]) for place in PLACES}
 
 
+def halved_by_bytes(layers: Sequence[LayerWeights]) -> dict[str, np.ndarray]:
+    halved = all(layer.up.quant == "int8" for layer in layers)
+    return {place: found * [[1], [0.55]] for place, found in seconds_by_bytes(layers).items()} if halved else {}
+
+
 def bytes_for_clocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "_gain", by_bytes)
     patch.setattr(calibrate, "seconds", seconds_by_bytes)
+    patch.setattr(calibrate, "halved_seconds", halved_by_bytes)
     patch.setattr(calibrate, "head_seconds", lambda layers, head: head.nbytes * 1e-9)
 
 

@@ -22,13 +22,12 @@ from ralo.matrix import HALVED, Matrix
 from ralo.memory import Arena
 from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.guess import Chosen, Rule, best
-from ralo.modes.share import FINE, Key, plain_share, shares
+from ralo.modes.share import FINE, KEEP_ALL, Key, plain_share, shares
 from ralo.options import flag
 
 F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
-KEEP_ALL = 0.97  # share from which on all channels are read by halves: choosing costs more than it saves
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 
 

@@ -14,6 +14,7 @@ F64 = NDArray[np.float64]
 Key = tuple[int, str]  # layer, place
 
 GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
+KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
 FINE = 0.05  # of channels that are read whole where the others are read by halves
 # Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
 PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}

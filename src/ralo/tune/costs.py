@@ -16,7 +16,7 @@ from ralo.lm import LM
 from ralo.matrix import Matrix
 from ralo.modes.base import LayerSlots, views_of
 from ralo.modes.mix import HEAD, CoarseSlot, Mix
-from ralo.modes.share import F64, GRID, Key, costs, times
+from ralo.modes.share import F64, GRID, KEEP_ALL, Key, share_cost, times
 from ralo.profile import Profile, fingerprint
 from ralo.weights import PLACES, LayerWeights
 
@@ -69,10 +69,9 @@ def coarse_seconds(layers: Sequence[LayerWeights]) -> dict[str, Any]:
     return {place: found.astype(float).tolist() for place, found in calibrate.seconds(layers).items()}
 
 
-def share_kl(profile: Profile, layers: int) -> dict[Key, F64]:
-    """KL over GRID by layer and place, of what a profile says."""
-    keys = {(i, place): 1 for i in range(layers) for place in PLACES}
-    return dict(costs(profile, keys, dict.fromkeys(keys, 1.0)).quality)
+def share_kl(profile: Profile, layers: int, halved: bool) -> dict[Key, F64]:
+    """KL over GRID by layer and place, of what a profile says; `halved`: most of what is kept is read by halves."""
+    return {(i, place): share_cost(profile, (i, place), halved) for i in range(layers) for place in PLACES}
 
 
 def choice_seconds(profile: Profile) -> dict[str, float]:
@@ -95,6 +94,14 @@ def over_grid(seconds: Mapping[str, Any], choice: Mapping[str, float]) -> dict[s
         place: times(np.asarray(found, np.float32)) + np.where(GRID < 1, choice[place], 0.0)
         for place, found in seconds.items()
     }
+
+
+def halved_over_grid(profile: Profile, choice: Mapping[str, float]) -> dict[str, F64]:
+    """The same where what is kept is mostly read by halves, unless it is everything: a choice of what is read whole,
+    and one of what is kept."""
+    whole = over_grid(profile.seconds, choice)
+    choices = {place: np.where(GRID < KEEP_ALL, 2, 1) * took for place, took in choice.items()}
+    return {place: np.where(GRID < 1, times(profile.halved[place]) + choices[place], whole[place]) for place in whole}
 
 
 def bytes_over_grid(layers: Sequence[LayerWeights], head: Matrix | None) -> dict[str, F64]:

@@ -14,9 +14,7 @@ import numpy as np
 from ralo.modes import KWTA, Mix, Mode
 from ralo.modes.base import TARGETS, Override
 from ralo.modes.mix import HEAD
-from ralo.modes.share import F64, GRID, Costs, Key, cheapest
-
-KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
+from ralo.modes.share import F64, GRID, KEEP_ALL, Costs, Key, cheapest
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,28 @@ class Sites:
         return sum(float(self.costs.quality[key][i]) for key, i in cheapest(self.costs, price).items())
 
 
-def sites(
-    own: str, mix: Mix, shares: Mapping[Key, F64], coarse: Mapping[Key, float],
-    seconds: Mapping[str, Mapping[str, F64]], quants: Sequence[str], skipping: bool,
-) -> Sites:  # fmt: skip
-    """Options from measured costs: `shares`: KL over GRID by key; `coarse`: KL of the coarse precision by key;
-    `seconds`: precision -> place -> over GRID. `skipping`: whether channels may be left out."""
-    kept = [i for i, share in enumerate(GRID) if share >= 1 or (skipping and share < KEEP_ALL)]
-    options = [Option(quant, float(GRID[i])) for quant in quants for i in kept]
+@dataclass(frozen=True)
+class Precision:
+    """What a precision's options cost: KL over GRID by key, and seconds over GRID by place."""
+
+    quant: str
+    kl: Mapping[Key, F64]
+    seconds: Mapping[str, F64]
+    halved: bool = False  # what is kept is mostly read by halves: keeping everything is an option too
+
+    def options(self, skipping: bool) -> list[int]:
+        """Where in GRID; `skipping`: whether channels may be left out."""
+        return [i for i, s in enumerate(GRID) if s >= 1 or (skipping and (s < KEEP_ALL or self.halved))]
+
+
+def sites(own: str, mix: Mix, precisions: Sequence[Precision], skipping: bool) -> Sites:
+    """Options from measured costs."""
+    kept = [(p, p.options(skipping)) for p in precisions]
+    options = [Option(p.quant, float(GRID[i])) for p, at in kept for i in at]
     quality, effort = {}, {}
-    for key, lost in shares.items():
-        quality[key] = np.concatenate([(0.0 if q == own else coarse[key]) + lost[kept] for q in quants])
-        effort[key] = np.concatenate([seconds[q][key[1]][kept] for q in quants])
+    for key in precisions[0].kl:
+        quality[key] = np.concatenate([p.kl[key][at] for p, at in kept])
+        effort[key] = np.concatenate([p.seconds[key[1]][at] for p, at in kept])
     return Sites(own, mix, options, Costs(quality, effort))
 
 

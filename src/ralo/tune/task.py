@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from ralo import calibrate, texts
 from ralo import profile as profiles
 from ralo.errors import RaloError
 from ralo.lm import LM
+from ralo.matrix import HALVED
 from ralo.modes import Mix
 from ralo.modes.base import ZEROS
 from ralo.modes.mix import HEAD
@@ -24,13 +25,14 @@ from ralo.tune.costs import (
     coarse_kl,
     coarse_seconds,
     coarse_weights,
+    halved_over_grid,
     head_costs,
     over_grid,
     share_kl,
 )
 from ralo.tune.record import Record
 from ralo.tune.search import TOGETHER
-from ralo.tune.sites import Sites, sites
+from ralo.tune.sites import Precision, Sites, sites
 from ralo.tune.trial import Texts
 
 GOALS = ("latency", "throughput", "memory")
@@ -94,34 +96,57 @@ def dials(
     lm: LM, profile: Profile, wish: Wish, mix: Mix, look: Sequence[int], record: Record, progress: Progress
 ) -> dict[str, Sites]:
     """The joint dial, and that of each mode alone."""
-    own, layers = lm.quant, lm.model.weights.layers
     skipping = wish.goal != "memory"
-    keys = share_kl(profile, len(layers))
+    choice = record.get("seconds of a choice", lambda: choice_seconds(profile), must=True)
+    precisions = [_own(lm, profile, choice)]
+    if wish.mixes(lm.quant):
+        precisions = _with_coarse(lm, profile, wish, mix, look, record, progress, choice, precisions[0])
+    if skipping:
+        quiet = _neurons_read(lm, profile)
+        slower = [{place: quiet.get(place, 1.0) * s for place, s in p.seconds.items()} for p in precisions]
+        precisions = [replace(p, seconds=each) for p, each in zip(precisions, slower, strict=True)]
+    out = {TOGETHER: sites(lm.quant, mix, precisions, skipping)}
+    if len(precisions) > 1 and skipping:
+        out["kwta alone"] = sites(lm.quant, mix, precisions[:1], True)
+        out["mix alone"] = sites(lm.quant, mix, precisions, False)
+    return out
+
+
+def _own(lm: LM, profile: Profile, choice: Mapping[str, float]) -> Precision:
+    """The model's own precision."""
+    halved = lm.quant == HALVED and bool(profile.halved)
+    seconds = halved_over_grid(profile, choice) if halved else over_grid(profile.seconds, choice)
+    return Precision(lm.quant, _shares(lm, profile, halved), seconds, halved)
+
+
+def _shares(lm: LM, profile: Profile, halved: bool) -> dict[Key, F64]:
+    keys = share_kl(profile, len(lm.model.weights.layers), halved)
     if lm.model.cfg.act in ZEROS and lm.model.cfg.gated:  # silent neurons are skipped as a whole
         keys = {key: curve if key[1] in ("qkv", "o") else _never(curve) for key, curve in keys.items()}
-    choice = record.get("seconds of a choice", lambda: choice_seconds(profile), must=True)
-    seconds = {own: over_grid(profile.seconds, choice)}
-    quiet = _neurons_read(lm, profile)
-    quants, kl = [own], {}
-    if wish.mixes(own):
-        coarse, head = coarse_weights(lm, mix)
-        of = f"{COARSE} {mix.pack}".strip()
-        found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
-        kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) for key in keys}
-        seconds[COARSE] = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True), choice)
-        if head is not None and wish.quant == "auto":  # int4 is layers alone, as in a model loaded at int4
-            costs = record.get(f"head at {of}", lambda: head_costs(lm, coarse, head, look[: OFTEN + 1]), must=True)
-            key = (len(layers) - 1, HEAD)
-            keys |= {key: np.where(GRID < 1, NEVER, 0.0)}
-            kl[key] = costs["kl"]
-            for quant, took in ((own, costs["own"]), (COARSE, costs["coarse"])):
-                seconds[quant][HEAD] = np.full(len(GRID), took)
-        if wish.goal == "memory":
-            seconds = {own: bytes_over_grid(layers, lm.model.weights.head), COARSE: bytes_over_grid(coarse, head)}
-        quants = [COARSE] if wish.quant == COARSE else [own, COARSE]
-    if skipping:
-        seconds = {q: {place: quiet.get(place, 1.0) * s for place, s in each.items()} for q, each in seconds.items()}
-    return _dials(own, mix, keys, kl, seconds, quants, skipping)
+    return keys
+
+
+def _with_coarse(
+    lm: LM, profile: Profile, wish: Wish, mix: Mix, look: Sequence[int], record: Record, progress: Progress,
+    choice: Mapping[str, float], own: Precision,
+) -> list[Precision]:  # fmt: skip
+    """The coarser precision beside the own one, or alone where it is asked for; and the head, which has no channels to
+    skip, as an option of both."""
+    coarse, head = coarse_weights(lm, mix)
+    layers, of = lm.model.weights.layers, f"{COARSE} {mix.pack}".strip()
+    found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
+    shares = _shares(lm, profile, False)
+    kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) + curve for key, curve in shares.items()}
+    seconds = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True), choice)
+    if head is not None and wish.quant == "auto":  # int4 is layers alone, as in a model loaded at int4
+        costs = record.get(f"head at {of}", lambda: head_costs(lm, coarse, head, look[: OFTEN + 1]), must=True)
+        key, never = (len(layers) - 1, HEAD), np.where(GRID < 1, NEVER, 0.0)
+        kl[key], seconds[HEAD] = costs["kl"] + never, np.full(len(GRID), costs["coarse"])
+        own = replace(own, kl={**own.kl, key: never}, seconds={**own.seconds, HEAD: np.full(len(GRID), costs["own"])})
+    if wish.goal == "memory":
+        seconds = bytes_over_grid(coarse, head)
+        own = replace(own, seconds=bytes_over_grid(layers, lm.model.weights.head))
+    return [*([own] if wish.quant != COARSE else []), Precision(COARSE, kl, seconds)]
 
 
 def _neurons_read(lm: LM, profile: Profile) -> dict[str, float]:
@@ -131,17 +156,6 @@ def _neurons_read(lm: LM, profile: Profile) -> dict[str, float]:
         return {}
     active = float(np.mean([(gates > 0).mean() for gates in profile.gates.values()]))
     return {"up": (1 + active) / 2, "down": active}
-
-
-def _dials(
-    own: str, mix: Mix, keys: Mapping[Key, F64], kl: Mapping[Key, float], seconds: Mapping[str, Mapping[str, F64]],
-    quants: Sequence[str], skipping: bool,
-) -> dict[str, Sites]:  # fmt: skip
-    out = {TOGETHER: sites(own, mix, keys, kl, seconds, quants, skipping)}
-    if len(quants) > 1 and skipping:
-        out["kwta alone"] = sites(own, mix, keys, kl, seconds, [own], True)
-        out["mix alone"] = sites(own, mix, keys, kl, seconds, quants, False)
-    return out
 
 
 def _never(curve: F64) -> F64:
