@@ -16,7 +16,7 @@ struct HalvesRoom {
   __m512i sums[kColumns * 8];  // (columns, 2, 4): whole bytes and high nibbles; then low nibbles and high ones
   float units[kFold];          // of all channels of the block, zero where they are fine
   float fine_units[kFold];
-  uint32_t fine[kFold];
+  uint32_t fine[kFold], at[kFold];  // channels that are read whole, and which of the block's they are
 };
 
 // Rows that are read side by side, whole quads: the last one again where there are not as many.
@@ -171,16 +171,26 @@ struct Steps {
   int shift;
 };
 
+// Of channels pick(c) to pick(c + n - 1) those that are in the list `fine` from the f-th on; how many. Both ascend.
+template <class Pick>
+size_t find_fine(Pick pick, size_t c, size_t n, const Channels& fine, size_t& f, HalvesRoom& room) {
+  size_t found = 0;
+  for (size_t i = 0; i < n && f < fine.count; ++i) {
+    if constexpr (std::is_same_v<Pick, All>) i = upto(n - 1, fine.list[f] - c);
+    while (f < fine.count && fine.list[f] < pick(c + i)) ++f;
+    if (f == fine.count || fine.list[f] != pick(c + i)) continue;
+    room.fine[found] = fine.list[f++], room.at[found++] = static_cast<uint32_t>(i);
+  }
+  return found;
+}
+
 // Units of n channels, of which `fine` are whole. False: a value is not finite, and bytes cannot say so.
 template <class Pick>
 [[gnu::noinline]] bool find_steps(const Mat& w, Pick pick, const float* x, size_t c, size_t n, size_t fine,
                                   HalvesRoom& room, Steps& s) {
   float scales[kFold], small, large, inverse;
   for (size_t i = 0; i < n; ++i) room.units[i] = x[pick(c + i)], scales[i] = w.largest[pick(c + i)];
-  for (size_t f = 0, i = 0; f < fine; ++f) {  // both ascend
-    while (i + 1 < n && pick(c + i) < room.fine[f]) ++i;
-    if (pick(c + i) == room.fine[f]) room.units[i] = 0.f;
-  }
+  for (size_t f = 0; f < fine; ++f) room.units[room.at[f]] = 0.f;
   if (!find_step(room.units, scales, n, small, inverse)) return false;
   for (size_t i = 0; i < fine; ++i) room.fine_units[i] = x[room.fine[i]], scales[i] = w.largest[room.fine[i]];
   if (!find_step(room.fine_units, scales, fine, large, inverse)) return false;
@@ -208,19 +218,16 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   Ahead<Listed> fine_ahead(lower.data, rb, first, bytes, Listed{fine.list}, f0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
-    size_t whole = 0;
-    for (; f0 + whole < fine.count && fine.list[f0 + whole] <= pick(c + n - 1); ++whole)
-      room.fine[whole] = fine.list[f0 + whole];
+    const size_t f = f0, whole = find_fine(pick, c, n, fine, f0, room);
     scales_ahead.move(c + n, upto(c + n + kFold, count));
     ahead.move(c, upto(c + lead, count));
-    fine_ahead.move(f0, f0 + whole);
+    fine_ahead.move(f, f0);
     ahead.fetch(2 * n);
     Steps s;
     if (!find_steps(upper, pick, x, c, n, whole, room, s)) {
       const Tokens<1> token{x, y, 1, 0, 0};
       panel<UpperRow>(upper, pick, count, token, o0, o1, c, c + n, xs);
-      panel<LowerRow>(lower, Listed{fine.list}, fine.count, token, o0, o1, f0, f0 + whole, xs);
-      f0 += whole;
+      panel<LowerRow>(lower, Listed{room.fine}, whole, token, o0, o1, 0, whole, xs);
       continue;
     }
     clear_zero(room, groups, 0);
@@ -250,7 +257,6 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       }
       for (size_t g = 0; g < groups; ++g) room.offset[g] += static_cast<float>(room.zero[g]) * 128.f;
     }
-    f0 += whole;
     flush_halves(room, columns, groups, s.step, y + o0);
   }
 }

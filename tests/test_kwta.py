@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA, RaloError, texts
+from ralo import KWTA, RaloError, _core, texts
 from ralo.calibrate import calibrate
 from ralo.compose import compose
 from ralo.lm import LM
-from ralo.modes.base import Override
+from ralo.matrix import Matrix
+from ralo.modes.base import Occupant, Override
 from ralo.quality import losses, nll, perplexity
 from ralo.sequence import Sequence
 
@@ -201,3 +204,105 @@ def test_the_seed_form_is_dense_between_its_steps(directory):
     assert not np.array_equal(decoded(lm, first, TOKENS[:1]), decoded(lm, tokens=TOKENS[:1], dense=True))
     second = first.clone()
     assert np.array_equal(decoded(lm, first, TOKENS[1:2]), decoded(lm, second, TOKENS[1:2], dense=True))
+
+
+# ---------------------------------------------------------------- int8 weights by halves
+
+
+def inputs(lm: LM) -> list[tuple[Occupant, Matrix]]:
+    """What chooses channels, and of which weights."""
+    return [
+        (occupant, getattr(layer, place))
+        for layer, slots in zip(lm.model.weights.layers, lm.model.slots, strict=True)
+        for place, occupant in slots.taken.items()
+        if isinstance(occupant.slot, _core.KwtaInput)
+    ]
+
+
+def read(lm: LM) -> int:
+    """Bytes while decoding."""
+    before = lm.model.bytes_read
+    decoded(lm)
+    return lm.model.bytes_read - before
+
+
+@pytest.mark.parametrize("k", [0.9, 0.6])
+def test_halves_read_less(directory, k):
+    halved, whole = (opened(directory, KWTA(k=k, gate="off", **fine), quant="int8") for fine in ({}, {"fine": 1.0}))
+    less, more = read(halved), read(whole)
+    assert less < 0.8 * more
+    assert halved.metrics()["kwta.bytes_skipped"] - whole.metrics()["kwta.bytes_skipped"] == more - less
+    assert all("by halves" in o.runs and o.nbytes == m.data.nbytes for o, m in inputs(halved))
+
+
+def test_halves_of_a_trained_model_change_little():
+    """Much less than leaving out as many bytes does."""
+    tokens = texts.held_out(ralo.load("mini", "int8"), 128)
+    kl = {}
+    for name, mode in {"halves": KWTA(k=0.9, gate="off"), "less": KWTA(k=0.4, gate="off", fine=1.0)}.items():
+        lm = ralo.load("mini", "int8", modes=[mode])
+        kl[name] = perplexity(lm.model, tokens, 128).kl, read(lm)
+    assert 0 < kl["halves"][0] < kl["less"][0] and kl["halves"][1] < kl["less"][1]
+
+
+@pytest.mark.parametrize("fine", [0.1, 0.3])
+def test_fine_ratio(directory, fine):
+    lm = opened(directory, KWTA(k=0.9, fine=fine, target="attn"), quant="int8")
+    decoded(lm)
+    whole = [round(fine * n) for n in (128, 64)]  # channels of qkv and of o
+    assert lm.metrics()["kwta.fine_ratio"] == sum(whole) / 192
+    assert [f"{n} of them whole" in o.runs for n, (o, _) in zip(whole * 2, inputs(lm), strict=True)] == [True] * 4
+
+
+def test_all_fine_reads_winners_whole(directory):
+    """As if there were no halves: every winner's row, and nothing else."""
+    lm = opened(directory, KWTA(k=0.9, gate="off", fine=1.0), quant="int8")
+    decoded(lm)
+    assert inputs(lm)
+    for occupant, matrix in inputs(lm):
+        counts = occupant.slot.counts()
+        row = (matrix.data.nbytes + matrix.scales.nbytes) / matrix.ic
+        assert counts["bytes_read"] == counts["kept"] * row and counts["fine"] == 0
+        assert "halves" not in occupant.runs and occupant.nbytes == 0
+    assert lm.metrics()["kwta.fine_ratio"] == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"k_abs": 40}, {"p": 0.9}, {"duty": 2}, {"block": "16"}, {"renorm": "on"}, {"form": "seed"}],
+    ids=str,
+)
+def test_other_choices_have_no_halves(directory, settings):
+    mode = KWTA(**({"k": 0.5, "gate": "off"} | settings))
+    lm, whole = (opened(directory, m, quant="int8") for m in (mode, replace(mode, fine=1.0)))
+    assert inputs(lm) and not any("halves" in o.runs for o, _ in inputs(lm))
+    assert np.array_equal(decoded(lm), decoded(whole)) and lm.metrics()["kwta.fine_ratio"] == 0
+
+
+@pytest.mark.parametrize("quant", ["f32", "bf16", "int4"])
+def test_only_int8_has_halves(directory, quant):
+    lm, whole = (opened(directory, KWTA(k=0.9, **fine), quant=quant) for fine in ({}, {"fine": 1.0}))
+    assert inputs(lm) and not any("halves" in o.runs for o, _ in inputs(lm))
+    assert np.array_equal(decoded(lm), decoded(whole)) and lm.metrics()["kwta.fine_ratio"] == 0
+
+
+def test_keeping_all_is_dense_however_few_are_fine(directory):
+    lm = opened(directory, KWTA(k=1.0, fine=0.05, gate="off"), quant="int8")
+    assert np.array_equal(decoded(lm), decoded(lm, dense=True)) and not inputs(lm)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_halves_and_whole_texts(directory, calibrated):
+    """Dense does not change beside them, clones go on alike, and several tokens give what they give one by one."""
+    lm = opened(directory, quant="int8")
+    dense = decoded(lm)
+    everywhere = (Override(None, None, {"k": 0.9}),)  # whatever a profile says of the time it takes
+    lm.use(compose([KWTA(gate="off", where=everywhere)]), calibrate(lm, TOKENS, 40) if calibrated else None)
+    halved = decoded(lm)
+    assert not np.array_equal(halved, dense) and np.array_equal(decoded(lm, dense=True), dense)
+    assert 0.03 < lm.metrics()["kwta.fine_ratio"] <= 0.06
+    seq = lm.new_sequence()
+    decoded(lm, seq, TOKENS[:21])
+    assert np.array_equal(decoded(lm, seq.clone(), TOKENS[21:-1]), halved[21:])
+    together = losses(lm.model, TOKENS, 60)
+    assert together.mean() == pytest.approx(nll(halved, np.asarray(TOKENS[1:])).mean(), abs=0.02)

@@ -17,8 +17,9 @@ from ralo.plan import Setup, add_mode_flags, read_setup, read_toml, write_toml
 # Every setting of every mode at a value that is not its default.
 OTHER = {
     KWTA: {
-        "k": 0.7, "k_abs": 3, "temp": 0.9, "duty": 4, "target": "mlp", "block": "32", "renorm": "on", "gate": "off",
-        "predict": "on", "keys": 0.5, "keys_min": 7, "prefill": "on", "form": "seed", "on": "off", "p": 0.9,
+        "k": 0.7, "fine": 0.2, "k_abs": 3, "temp": 0.9, "duty": 4, "target": "mlp", "block": "32", "renorm": "on",
+        "gate": "off", "predict": "on", "keys": 0.5, "keys_min": 7, "prefill": "on", "form": "seed", "on": "off",
+        "p": 0.9,
     },
     Proc: {
         "on": "off", "pack": "somewhere", "target": "both", "bits": 3.0, "deltas": 0.01, "generator": "hash",

@@ -1,6 +1,8 @@
 // int8 matrices in two halves of four bits.
 #include "halves.h"
 
+#include <algorithm>
+
 HalvesObject::HalvesObject(const Matrix& matrix, Bytes upper_, Bytes lower_)
     : upper(std::move(upper_)), lower(std::move(lower_)) {
   need(matrix.w.quant == Quant::int8, "only int8 weights have halves");
@@ -29,6 +31,8 @@ size_t apply_one(const HalvesObject& halves, Array<const float, 1> x, std::optio
   const Mat& w = halves.h.upper;
   need(x.shape(0) == w.ic && y.shape(0) == w.oc, "x must be (ic,), y (oc,)");
   const Channels all = kept ? channels(*kept, w.ic) : Channels{nullptr, w.ic}, some = channels(fine, w.ic);
+  need(!kept || std::includes(all.list, all.list + all.count, some.list, some.list + some.count),
+       "fine channels must be among those that are kept");
   nb::gil_scoped_release release;
   return apply_halves(halves.h, all, some, nullptr, x.data(), y.data(), add, 0, w.oc);
 }

@@ -45,7 +45,9 @@ struct KwtaInputObject : KwtaInput {
     need(n > 0 && block > 0 && duty > 0, "n, block and duty must be positive");
     if (kept) need(kept->shape(0) == n, "norms must be (n,)");
     if (!halves_) return;
-    need(halves_->h.upper.ic == n && fine_ <= n && fine_guess >= 0, "the halves are of other channels");
+    need(halves_->h.upper.ic == n && fine_guess >= 0, "the halves are of other channels");
+    need((pick == "top" || pick == "near") && static_cast<double>(fine_) <= amount && fine_ <= n,
+         "fine channels must be among a number of winners");
     need(block == 1 && duty == 1 && !seed && !renorm, "halves are chosen channel by channel at every token");
     halves = nb::find(halves_);
   }

@@ -94,8 +94,7 @@ void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list,
 // The winners; all channels where there are as many, without a choice.
 Channels KwtaInput::chosen(Held& held, const float* x, size_t position) {
   const Rule& r = winners.chooser.rule;
-  if (!fine.halves || (r.pick != Pick::top && r.pick != Pick::near) || r.k < n)
-    return winners.choose(held, x, position);
+  if (!fine.halves || r.k < n) return winners.choose(held, x, position);
   ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
   return {nullptr, n};
 }
@@ -104,7 +103,8 @@ Channels KwtaInput::chosen(Held& held, const float* x, size_t position) {
 Channels KwtaInput::best(const float* x) {
   static thread_local Buffer<uint32_t> lists;
   uint32_t* list = lists.get(n);
-  Rule rule{fine.guess > 0 ? Pick::near : Pick::top, fine.most, fine.guess, 0, 1};
+  const Rule& kept = winners.chooser.rule;  // chosen the same way, they are among the winners
+  const Rule rule{kept.pick, fine.most, fine.guess > 0 ? fine.guess : kept.least, 0, 1};
   const Channels out{list, fine.most ? pick(rule, x, winners.chooser.norms, n, list) : 0};
   winners.counts.fine += out.count;
   return out;

@@ -144,7 +144,7 @@ class KWTA(Mode):
     def _by_halves(self, matrix: Matrix) -> bool:
         """Whether winners that are not among the best are read by halves."""
         one_by_one = self._block == 1 and self.duty == 1 and self.form == "best" and self.renorm == "off"
-        return one_by_one and not self.k_abs and not self.p and 0 < self.fine < 1 and matrix.quant == HALVED
+        return one_by_one and not self.k_abs and not self.p and self.fine < 1 and matrix.quant == HALVED
 
     def _fine(self, matrix: Matrix, share: float) -> int:
         """Channels that are read whole; 0: all winners are."""
