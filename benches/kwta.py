@@ -1,4 +1,5 @@
-"""KWTA's speed against its quality: per k with a profile, without one, and in the seed's form; a table and a plot.
+"""KWTA's speed against its quality: per k with a profile, the same with all winners read whole, without a profile, and
+in the seed's form; a table and a plot.
 
 Leaves out: prompts, which are dense. Speed is decode at 128 tokens of context with the guard on, in turns with dense;
 quality is on held-out novels that ship with ralo.
@@ -28,6 +29,7 @@ MOST = 8.0  # percent: the largest Δppl of the plot
 
 def points(profile: profiles.Profile | None) -> list[Way]:
     known: list[Way] = [("profile", KWTA(k=k), profile) for k in KS if profile]
+    known += [("all whole", KWTA(k=k, fine=1.0), profile) for k in (0.6, 0.4, 0.3) if profile]
     plain: list[Way] = [("no profile", KWTA(k=k), None) for k in (0.6, 0.5, 0.4, 0.3)]
     return (
         known
