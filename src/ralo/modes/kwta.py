@@ -126,7 +126,7 @@ class KWTA(Mode):
             return  # everything wins: dense
         fine = self._fine(matrix, share)
         if fine and share >= KEEP_ALL:
-            pick, amount = "top", float(matrix.ic)
+            amount = float(matrix.ic)
         known = view.profile.places[view.index, place] if view.profile else None
         fine_guess = known.quantile(1 - self.fine) if known and fine and guess else 0.0
         seed, norms = self.form == "seed", None if self.form == "seed" else norms_of(view, place)
@@ -260,7 +260,8 @@ class KWTA(Mode):
         extras += ["renorm"] * (self.renorm == "on") + ["seed form"] * (self.form == "seed")
         extras += [f"{fine} of them whole, the others by halves"] * (fine > 0)
         kept = "" if pick == "mass" or self.k_abs else f"{share:.2f}, "
-        return ", ".join([f"keep {kept}{what}", *extras])
+        everything = fine > 0 and share >= KEEP_ALL
+        return ", ".join(["keep all" if everything else f"keep {kept}{what}", *extras])
 
     @classmethod
     def measure(cls, slot: _core.Slot) -> Mapping[str, float]:

@@ -16,6 +16,7 @@ Key = tuple[int, str]  # layer, place
 GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
 KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
 FINE = 0.05  # of channels that are read whole where the others are read by halves
+HALF_TIME = 0.6  # that they take then, where it was not measured
 # Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
 PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}
 
@@ -43,7 +44,7 @@ def costs(
         spent = times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID
         if key in halved:
             half = profile.halved.get(key[1])
-            spent = np.where(GRID < 1, 0.5 * (GRID + FINE) * size if half is None else times(half), spent)
+            spent = np.where(GRID < 1, HALF_TIME * spent if half is None else times(half), spent)
         effort[key] = parts[key] * spent
     return Costs(quality, effort)
 
