@@ -291,13 +291,23 @@ def test_keeping_all_is_dense_however_few_are_fine(directory):
     assert np.array_equal(decoded(lm), decoded(lm, dense=True)) and not inputs(lm)
 
 
+def test_what_is_no_faster_by_halves_is_read_whole(directory):
+    lm = opened(directory, quant="int8")
+    known = calibrate(lm, TOKENS, 40)
+    for part, halves in ((0.5, True), (0.99, False)):
+        took = {place: np.stack([found[0], part * found[1]]) for place, found in known.seconds.items()}
+        lm.use(compose([KWTA(k=0.9, gate="off")]), replace(known, halved=took))
+        assert inputs(lm) and any("halves" in o.runs for o, _ in inputs(lm)) == halves
+
+
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_halves_and_whole_texts(directory, calibrated):
     """Dense does not change beside them, clones go on alike, and several tokens give what they give one by one."""
     lm = opened(directory, quant="int8")
     dense = decoded(lm)
-    everywhere = (Override(None, None, {"k": 0.9}),)  # whatever a profile says of the time it takes
-    lm.use(compose([KWTA(gate="off", where=everywhere)]), calibrate(lm, TOKENS, 40) if calibrated else None)
+    everywhere = (Override(None, None, {"k": 0.9}),)
+    known = replace(calibrate(lm, TOKENS, 40), halved={}) if calibrated else None  # no times, which would decide
+    lm.use(compose([KWTA(gate="off", where=everywhere)]), known)
     halved = decoded(lm)
     assert not np.array_equal(halved, dense) and np.array_equal(decoded(lm, dense=True), dense)
     assert 0.03 < lm.metrics()["kwta.fine_ratio"] <= 0.06

@@ -22,7 +22,7 @@ from ralo.matrix import HALVED, Matrix
 from ralo.memory import Arena
 from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.guess import Chosen, Rule, best
-from ralo.modes.share import FINE, KEEP_ALL, Key, plain_share, shares
+from ralo.modes.share import FINE, KEEP_ALL, Key, halves_pay, plain_share, shares
 from ralo.options import flag
 
 F32 = NDArray[np.float32]
@@ -100,7 +100,7 @@ class KWTA(Mode):
                 parts[view.index, "up"] = 0.5  # only the gate is skipped by channels
             if self.target != "attn" and self._gate_decides(view):
                 del sizes[view.index, "down"], parts[view.index, "down"]
-        halved = [key for key in sizes if self.at(*key)._by_halves(getattr(views[key[0]].weights, key[1]))]
+        halved = [key for key in sizes if self.at(*key)._by_halves(views[key[0]], key[1])]
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
         found = shares(self.k, sizes, views[0].profile, parts, halved)
         return replace(self, allotted=plain | found, arena=Arena())
@@ -124,7 +124,7 @@ class KWTA(Mode):
         pick, amount, guess = self._rule(view, place, share, matrix.ic)
         if pick in ("top", "near") and amount >= self._blocks(matrix.ic):
             return  # everything wins: dense
-        fine = self._fine(matrix, share)
+        fine = self._fine(view, place, share)
         if fine and share >= KEEP_ALL:
             amount = float(matrix.ic)
         known = view.profile.places[view.index, place] if view.profile else None
@@ -141,15 +141,17 @@ class KWTA(Mode):
         copied = matrix.data.nbytes if fine else 0
         slots.put(place, slot, self.name, self._describe(share, pick, amount, fine), copied, fixed)
 
-    def _by_halves(self, matrix: Matrix) -> bool:
+    def _by_halves(self, view: LayerView, place: str) -> bool:
         """Whether winners that are not among the best are read by halves."""
         one_by_one = self._block == 1 and self.duty == 1 and self.form == "best" and self.renorm == "off"
-        return one_by_one and not self.k_abs and not self.p and self.fine < 1 and matrix.quant == HALVED
+        asked = one_by_one and not self.k_abs and not self.p and self.fine < 1
+        return asked and getattr(view.weights, place).quant == HALVED and halves_pay(view.profile, place)
 
-    def _fine(self, matrix: Matrix, share: float) -> int:
+    def _fine(self, view: LayerView, place: str, share: float) -> int:
         """Channels that are read whole; 0: all winners are."""
-        most = max(1, round(self.fine * matrix.ic))
-        return most if self._by_halves(matrix) and round(share * matrix.ic) > 1.1 * most else 0
+        n = getattr(view.weights, place).ic
+        most = max(1, round(self.fine * n))
+        return most if self._by_halves(view, place) and round(share * n) > 1.1 * most else 0
 
     def _put_neurons(self, view: LayerView, slots: LayerSlots) -> bool:
         """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read. True: nor is all of

@@ -17,6 +17,7 @@ GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
 KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
 FINE = 0.05  # of channels that are read whole where the others are read by halves
 HALF_TIME = 0.6  # that they take then, where it was not measured
+WORTH = 0.95  # of dense's time: what takes longer by halves is read whole
 # Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
 PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}
 
@@ -47,6 +48,13 @@ def costs(
             spent = np.where(GRID < 1, HALF_TIME * spent if half is None else times(half), spent)
         effort[key] = parts[key] * spent
     return Costs(quality, effort)
+
+
+def halves_pay(profile: Profile | None, place: str) -> bool:
+    """Whether reading a place by halves takes less time than dense, as far as that was measured: where matrices are
+    small it may not."""
+    half, whole = (profile.halved.get(place), profile.seconds.get(place)) if profile else (None, None)
+    return half is None or whole is None or float(half[1, -1]) < WORTH * float(whole[1, -1])
 
 
 def share_cost(profile: Profile, key: Key, halved: bool) -> F64:
@@ -114,4 +122,5 @@ def shares(
         return plain
     c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0), halved)
     budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
-    return allocate(c, budget)
+    found = allocate(c, budget)
+    return found if min(found.values(), default=0.0) < 1 else plain  # times of tiny matrices may say nothing

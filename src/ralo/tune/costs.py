@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,9 +69,9 @@ def coarse_seconds(layers: Sequence[LayerWeights]) -> dict[str, Any]:
     return {place: found.astype(float).tolist() for place, found in calibrate.seconds(layers).items()}
 
 
-def share_kl(profile: Profile, layers: int, halved: bool) -> dict[Key, F64]:
-    """KL over GRID by layer and place, of what a profile says; `halved`: most of what is kept is read by halves."""
-    return {(i, place): share_cost(profile, (i, place), halved) for i in range(layers) for place in PLACES}
+def share_kl(profile: Profile, layers: int, halved: Collection[str]) -> dict[Key, F64]:
+    """KL over GRID by layer and place, of what a profile says; `halved`: places where most is read by halves."""
+    return {(i, place): share_cost(profile, (i, place), place in halved) for i in range(layers) for place in PLACES}
 
 
 def choice_seconds(profile: Profile) -> dict[str, float]:
@@ -96,12 +96,12 @@ def over_grid(seconds: Mapping[str, Any], choice: Mapping[str, float]) -> dict[s
     }
 
 
-def halved_over_grid(profile: Profile, choice: Mapping[str, float]) -> dict[str, F64]:
+def halved_over_grid(profile: Profile, choice: Mapping[str, float], halved: Collection[str]) -> dict[str, F64]:
     """The same where what is kept is mostly read by halves, unless it is everything: a choice of what is read whole,
     and one of what is kept."""
     whole = over_grid(profile.seconds, choice)
     choices = {place: np.where(GRID < KEEP_ALL, 2, 1) * took for place, took in choice.items()}
-    return {place: np.where(GRID < 1, times(profile.halved[place]) + choices[place], whole[place]) for place in whole}
+    return {place: np.where(GRID < 1, times(profile.halved[place]) + choices[place], whole[place]) for place in halved}
 
 
 def bytes_over_grid(layers: Sequence[LayerWeights], head: Matrix | None) -> dict[str, F64]:

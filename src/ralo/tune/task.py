@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ralo.matrix import HALVED
 from ralo.modes import Mix
 from ralo.modes.base import ZEROS
 from ralo.modes.mix import HEAD
-from ralo.modes.share import F64, GRID, Key, floor
+from ralo.modes.share import F64, GRID, KEEP_ALL, Key, floor, halves_pay
 from ralo.profile import Profile
 from ralo.tune.costs import (
     Progress,
@@ -114,12 +114,16 @@ def dials(
 
 def _own(lm: LM, profile: Profile, choice: Mapping[str, float]) -> Precision:
     """The model's own precision."""
-    halved = lm.quant == HALVED and bool(profile.halved)
-    seconds = halved_over_grid(profile, choice) if halved else over_grid(profile.seconds, choice)
-    return Precision(lm.quant, _shares(lm, profile, halved), seconds, halved)
+    halved = {place for place in profile.halved if lm.quant == HALVED and halves_pay(profile, place)}
+    seconds = over_grid(profile.seconds, choice) | halved_over_grid(profile, choice, halved)
+    kl = _shares(lm, profile, halved)
+    if halved:  # where nothing is read by halves, keeping nearly everything is no option
+        nearly = np.where((GRID >= KEEP_ALL) & (GRID < 1), NEVER, 0.0)
+        kl = {key: curve if key[1] in halved else curve + nearly for key, curve in kl.items()}
+    return Precision(lm.quant, kl, seconds, bool(halved))
 
 
-def _shares(lm: LM, profile: Profile, halved: bool) -> dict[Key, F64]:
+def _shares(lm: LM, profile: Profile, halved: Collection[str]) -> dict[Key, F64]:
     keys = share_kl(profile, len(lm.model.weights.layers), halved)
     if lm.model.cfg.act in ZEROS and lm.model.cfg.gated:  # silent neurons are skipped as a whole
         keys = {key: curve if key[1] in ("qkv", "o") else _never(curve) for key, curve in keys.items()}
@@ -135,7 +139,7 @@ def _with_coarse(
     coarse, head = coarse_weights(lm, mix)
     layers, of = lm.model.weights.layers, f"{COARSE} {mix.pack}".strip()
     found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
-    shares = _shares(lm, profile, False)
+    shares = _shares(lm, profile, ())
     kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) + curve for key, curve in shares.items()}
     seconds = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True), choice)
     if head is not None and wish.quant == "auto":  # int4 is layers alone, as in a model loaded at int4
