@@ -77,8 +77,8 @@ template <size_t kParts, class Pick, class Ask>
 }
 
 using UpperColumn = NibbleColumn<UpperRow>;
-inline void clear_zero(HalvesRoom& room, size_t groups, int32_t from) {
-  for (size_t g = 0; g < groups; g += 16) _mm512_store_si512(room.zero + g, _mm512_set1_epi32(from));
+inline void clear_zero(HalvesRoom& room, size_t groups) {
+  for (size_t g = 0; g < groups; g += 16) _mm512_store_si512(room.zero + g, _mm512_setzero_si512());
 }
 
 // The upper halves of a pass, one column, onto the sums; fresh: from zero.
@@ -230,7 +230,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       panel<LowerRow>(lower, Listed{room.fine}, whole, token, o0, o1, 0, whole, xs);
       continue;
     }
-    clear_zero(room, groups, 0);
+    clear_zero(room, groups);
     for (size_t i = 0; i < n; i += kPass) {
       const size_t m = upto(n - i, kPass), quads = (m + 3) / 4;
       ahead.move(c + i + m, upto(c + i + m + lead, count));
@@ -244,7 +244,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
     for (size_t g = 0; g < groups; ++g) room.offset[g] = static_cast<float>(room.zero[g]) * offset;
     settle_upper(columns, s.shift, room);
     if (whole > 0) {
-      clear_zero(room, groups, 0);
+      clear_zero(room, groups);
       ahead.move(c + n, upto(c + n + lead, count));
       for (size_t i = 0; i < whole; i += kPass) {
         const size_t m = upto(whole - i, kPass), quads = (m + 3) / 4;

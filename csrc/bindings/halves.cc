@@ -44,7 +44,6 @@ void bind_halves(nb::module_& m) {
       .def(nb::init<const Matrix&, HalvesObject::Bytes, HalvesObject::Bytes>(), nb::arg("matrix"), array("upper"),
            array("lower"), nb::keep_alive<1, 2>(), "upper, lower: (ic, oc / 2), which are filled")
       .def("apply", apply_one, array("x"), array("kept").none(), array("fine"), array("y"), nb::arg("add") = false,
-           "One token: the upper halves of the channels `kept` (None: all), and the lower ones of `fine`, which are "
-           "some "
-           "of those; returns the bytes of weights read");
+           "One token: upper halves of the channels `kept` (None: all), lower ones of `fine`, which are some of those; "
+           "returns the bytes of weights read");
 }
