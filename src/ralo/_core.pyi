@@ -94,7 +94,7 @@ class Halves:
 
     def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kept: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, fine: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
         """
-        One token: the upper halves of the channels `kept` (None: all), and the lower ones of `fine`, which are some of those; returns the bytes of weights read
+        One token: upper halves of the channels `kept` (None: all), lower ones of `fine`, which are some of those; returns the bytes of weights read
         """
 
 SEED_BLOCKS: int = 4
