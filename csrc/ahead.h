@@ -50,9 +50,12 @@ struct RowsAt<Listed, N> {
   const uint8_t* operator[](size_t r) const { return row[r]; }
 };
 
-// Brings rows that are read next into the second-level cache, line by line in the order they lie in memory: while some
-// are read, the following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are
-// read, and a head start is made where something else is computed.
+// Bytes of rows that are asked for beyond the next ones.
+inline size_t lead_bytes() { return kNear ? 8 << 10 : 32 << 10; }
+
+// Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the
+// following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are read, and a head
+// start is made where something else is computed.
 template <class Pick>
 class Ahead {
  public:
@@ -78,11 +81,21 @@ class Ahead {
   void fetch(size_t lines) {
     while (lines > 0 && left_ > 0) {
       const size_t n = upto(lines, left_);
-      for (size_t l = 0; l < n; ++l) __builtin_prefetch(row_ + 64 * l, 0, 2);
+      if (kNear)
+        for (size_t l = 0; l < n; ++l) __builtin_prefetch(row_ + 64 * l, 0, 3);
+      else
+        for (size_t l = 0; l < n; ++l) __builtin_prefetch(row_ + 64 * l, 0, 2);
       row_ += 64 * n, left_ -= n, lines -= n;
       if (left_ == 0 && !whole()) ++i_, open();
     }
   }
+  // The run of lines that is being asked for, which may be gone on with elsewhere.
+  struct Run {
+    const uint8_t* at;
+    size_t left;
+  };
+  Run run() const { return {row_, left_}; }
+  void go_on(const Run& run) { row_ = run.at, left_ = run.left; }
 
  private:
   // Whether nothing lies between the rows: they are one run of lines. Else each is.

@@ -1,4 +1,6 @@
 // Picks the kernel table once. The only file that knows which CPU flags a level needs.
+#include <unistd.h>
+
 #include <cstring>
 
 #include "kernels.h"
@@ -56,6 +58,7 @@ const Level* best() {
 const Level* chosen = best();
 }  // namespace
 
+const bool kNear = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
 const Kernels& kernels() { return *chosen->table; }
 const char* level() { return chosen->name; }
 const char* const* levels() {

@@ -210,7 +210,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
                   float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room, float* xs) {
   const size_t rb = upper.row_bytes(), first = o0 / 2, columns = (o1 - o0 + 127) / 128;
   const size_t g0 = o0 / kGroupInt8, groups = (o1 - o0) / kGroupInt8, width = (2 * columns + 15) / 16 * 16;
-  const size_t bytes = (o1 - o0) / 2, lead = kPass + kLead / (64 * columns);
+  const size_t bytes = (o1 - o0) / 2, lead = kPass + lead_bytes() / (64 * columns);
   const bool odd = groups % 2 != 0;  // the last column is half a one
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
   Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);

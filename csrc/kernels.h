@@ -292,6 +292,8 @@ struct Kernels {
 #include "kernels.def"
 #undef KERNEL
 };
+// Whether rows that are read next fit into the first-level cache, beside those that are being read: 48 KB and more do.
+extern const bool kNear;
 const Kernels& kernels();            // the chosen level's table
 const char* level();                 // its name
 const char* const* levels();         // levels this CPU can run, best first, null-terminated

@@ -2,7 +2,7 @@
 #pragma once
 #include "matvec_floats.h"
 #if defined(__AVX512VNNI__)
-#include "matvec_vnni.h"
+#include "matvec_words.h"
 #elif defined(__AVX2__)
 #include "matvec_avx2.h"
 #endif

@@ -204,7 +204,7 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& toke
                  size_t i1, Room<Column, Most>& room) {
   const size_t rb = w.row_bytes(), columns = (o1 - o0) / Column::kOutputs, first = o0 / Column::kOutputs;
   const size_t g0 = first * Column::kGroupsOf, groups = columns * Column::kGroupsOf, width = width_of(groups);
-  const size_t lead = kPass + kLead / (Column::kBytes * columns);  // rows
+  const size_t lead = kPass + lead_bytes() / (Column::kBytes * columns);  // rows
   Ahead<Pick> rows_ahead(w.data, rb, Column::kBytes * first, Column::kBytes * columns, pick, i0);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0 + kFold);
   for (size_t c = i0; c < i1; c += kFold) {

@@ -7,7 +7,6 @@ namespace ISA {
 
 constexpr size_t kPass = 16;  // channels whose rows are read side by side
 constexpr size_t kGroups = kPanel / kGroupInt4;
-constexpr size_t kLead = 32 << 10;  // bytes of rows that are asked for beyond the next ones
 
 // Tokens that go through the weights together. Each one's arithmetic is what it would be alone.
 template <size_t Most>
@@ -113,7 +112,7 @@ void panel(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, si
   const size_t rb = w.row_bytes(), groups = Row::kGroup ? (o1 - o0) / Row::kGroup : 1;
   // Several tokens lie close together, to stay in the cache; for one a constant is quicker.
   const size_t width = Row::kGroup == 0 ? 1 : Most == 1 ? kGroups : groups;
-  const size_t lead = kPass + kLead / Row::bytes(o1 - o0);
+  const size_t lead = kPass + lead_bytes() / Row::bytes(o1 - o0);
   Ahead<Pick> ahead(w.data, rb, Row::bytes(o0), Row::bytes(o1 - o0), pick, i0);
   for (size_t i = i0; i < i1; i += kPass) {
     const size_t n = upto(i1 - i, kPass), next = i + n;

@@ -17,7 +17,7 @@ struct ProcRoom {
   __m512i sums[kBlocks * Most * 4];                            // (blocks, tokens, 4)
   __m512i weights[kPass];                                      // of one block, (quads, 4)
   __m512i seeds[2][kPass];                                     // of even and odd columns, (quads, 4)
-  float units[Most][kFold], step[Most], largest[kFold];
+  float units[Most][kFold], step[Most];
   float* y[Most];
   size_t live;
   size_t count() const { return Most == 1 ? 1 : live; }
@@ -140,7 +140,7 @@ void panel_proc_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>&
     const size_t n = upto(i1 - c, kFold);
     room.live = 0;
     for (size_t t = 0; t < tokens.count(); ++t) {
-      if (find_units(w, pick, tokens.x_of(t), c, n, room, room.live))
+      if (find_units(w, pick, tokens.x_of(t), c, n, room.units[room.live], room.step[room.live]))
         room.y[room.live++] = tokens.y_of(t);
       else
         panel_proc(w, pick, count, tokens.only(t), o0, o1, c, c + n);

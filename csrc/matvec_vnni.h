@@ -1,4 +1,4 @@
-// One token or a few with AVX-512 VNNI: int8 and int4 weights times x as bytes.
+// A few tokens with AVX-512 VNNI: int8 and int4 weights times x as bytes. (One token: matvec_words.h.)
 // x times the scales is written as two signed bytes (hi * 256 + lo) against the largest of the block of channels, so a
 // product of bytes loses no more than float arithmetic would notice (relative error about 3e-5), outliers included.
 // Four rows are interleaved in registers; each 32-bit lane then sums four channels of one output.
@@ -11,14 +11,15 @@
 
 namespace ISA {
 
-constexpr size_t kFold = 256;  // channels that share a step
+constexpr size_t kFold = 256;           // channels that share a step
+constexpr float kNearest = 12582912.f;  // 1.5 * 2^23: a number plus it has its nearest integer in the lowest 16 bits
 static_assert(kFold * 255 * 32512 < 1ull << 31, "sums fit 32 bits");
 
-// The weights are read tile by tile, and x beside the scales and the sums of a tile are kept. One token: whole rows, as
-// they lie in memory. A few tokens: as wide as leaves room in the caches for all that is kept of them.
-template <class Column, size_t Most>
+// The weights are read tile by tile, and x beside the scales and the sums of a tile are kept: tiles are as wide as
+// leaves room in the caches for all that is kept of the tokens.
+template <class Column>
 struct Tile {
-  static constexpr size_t kColumns = Most == 1 ? kPanel / Column::kOutputs : 16;
+  static constexpr size_t kColumns = 16;
   static constexpr size_t kGroupsOf = Column::kOutputs / Column::kGroup;                // of a column
   static constexpr size_t kVectors = Column::kSums * 4;                                 // of sums, a column and token
   static size_t width(size_t columns) { return (columns * kGroupsOf + 15) / 16 * 16; }  // groups, whole vectors
@@ -32,28 +33,33 @@ struct Quad {
 // four channels' in each number. Sums are (columns, tokens, kSums, 4).
 template <class Column, size_t Most>
 struct Room {
-  using T = Tile<Column, Most>;
+  using T = Tile<Column>;
   static constexpr size_t kMost = Most;
   alignas(64) int32_t bytes[kPass / 4 * Most * 2 * T::kColumns * T::kGroupsOf];
   alignas(64) int32_t zero[Most][T::kColumns * T::kGroupsOf];  // sum of x in units: what the weights' offset adds up to
   __m512i sums[T::kColumns * Most * T::kVectors];
   Quad quads[kPass / 4];                 // of one column
   float units[Most][kFold], step[Most];  // x over the value of one unit, that value
-  float largest[kFold];                  // scale of a channel
   float xs[kPass * kGroups];
   float* y[Most];
-  size_t live;                                           // tokens that bytes can say; the others have no place here
-  size_t count() const { return Most == 1 ? 1 : live; }  // where there are some
+  size_t live;  // tokens that bytes can say; the others have no place here
+  size_t count() const { return live; }
 };
 
 // Units for channels pick(i0) to pick(i0 + n - 1), the same for all groups of the block, so that no group needs a
 // maximum of its own. False: a value is not finite, and bytes cannot say so.
-template <class Pick, class Kept>
-bool find_units(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, Kept& room, size_t t) {
-  float *units = room.units[t], inverse;
-  for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], room.largest[i] = w.largest[pick(i0 + i)];
-  if (!find_step(units, room.largest, n, room.step[t], inverse)) return false;
-  for (size_t i = 0; i < n; ++i) units[i] *= inverse;
+template <class Pick>
+bool find_units(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, float* units, float& step) {
+  float inverse;
+  if constexpr (std::is_same_v<Pick, All>) {
+    if (!find_step(x + i0, w.largest + i0, n, step, inverse)) return false;
+    for (size_t i = 0; i < n; ++i) units[i] = x[i0 + i] * inverse;
+  } else {
+    float largest[kFold];  // scale of a channel
+    for (size_t i = 0; i < n; ++i) units[i] = x[pick(i0 + i)], largest[i] = w.largest[pick(i0 + i)];
+    if (!find_step(units, largest, n, step, inverse)) return false;
+    for (size_t i = 0; i < n; ++i) units[i] *= inverse;
+  }
   return true;
 }
 
@@ -85,15 +91,15 @@ void fold_quads(const uint16_t* scales, size_t stride, Pick pick, size_t i0, siz
         __m512i u[4];
         // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
         for (size_t j = 0; j < 4; ++j)
-          u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v[j], _mm512_set1_ps(unit[j]), _mm512_set1_ps(128.f)));
+          u[j] = _mm512_castps_si512(_mm512_fmadd_ps(v[j], _mm512_set1_ps(unit[j]), _mm512_set1_ps(kNearest + 128.f)));
         const __mmask32 odd = 0xaaaaaaaa;
         const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
         const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
         int32_t* to = room.bytes + q * next + 2 * t * width + g;
         _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
         _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
-        const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(u[0], u[1]), _mm512_add_epi32(u[2], u[3]));
-        zero[t] = _mm512_add_epi32(zero[t], sum);
+        dot_words(zero[t], a, _mm512_set1_epi16(1));
+        dot_words(zero[t], b, _mm512_set1_epi16(1));
       }
     }
     for (size_t t = 0; t < live; ++t) _mm512_store_si512(room.zero[t] + g, zero[t]);
@@ -122,14 +128,14 @@ inline void in_order(const __m512* v, __m512* out) {
 }
 inline void add_to(float* y, __m512 v, float zero, float step) {
   v = _mm512_mul_ps(_mm512_sub_ps(v, _mm512_set1_ps(zero)), _mm512_set1_ps(step));
-  _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), v));  // not fused: see added_at_once
+  _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), v));  // not fused: see added_kPass
 }
 
 // One 64-byte column of rows. dot() adds vectors [m0, m0 + M) of four rows to N tokens' sums of the high and of the low
 // bytes; flush() turns sums of both into outputs. kBatch: tokens whose sums fit into registers.
 struct Int8Column {
   using Row = Int8Row;
-  static constexpr size_t kRows = 8, kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64, kBatch = 3;
+  static constexpr size_t kTogether = 4, kSums = 1, kGroup = kGroupInt8, kOutputs = 64, kBatch = 3;
   static constexpr bool kHalves = false;
   static constexpr float kOffset = 128.f;
   template <size_t N, size_t M>
@@ -141,6 +147,11 @@ struct Int8Column {
         dot_bytes(a[t][0][1][m], w.v[m0 + m], lo);
       });
     });
+  }
+  // Of one token the words of two rows, one of each in every lane.
+  INLINE static void dot_pair(__m512i (&a)[kSums][4], const Quad& w, const int32_t* x) {
+    const __m512i both = _mm512_set1_epi32(*x);
+    each<4>([&](auto m) INLINE { dot_words(a[0][m], w.v[m], both); });
   }
   static void flush(const __m512i* a, const int32_t* zero, float step, float* y, size_t = 1) {
     __m512 v[4], out[4];
@@ -157,7 +168,7 @@ struct Int8Column {
 template <class NibbleRow>
 struct NibbleColumn {
   using Row = NibbleRow;
-  static constexpr size_t kRows = 12, kTogether = 4, kSums = 2, kGroup = Row::kGroup, kOutputs = 128, kBatch = 2;
+  static constexpr size_t kTogether = 4, kSums = 2, kGroup = Row::kGroup, kOutputs = 128, kBatch = 2;
   static constexpr size_t kLanesOf = kGroup / 32;  // of a group
   static constexpr bool kHalves = true;
   static __m512i spread(const int32_t* groups) {  // one dword per group to the whole of its lanes
@@ -179,6 +190,13 @@ struct NibbleColumn {
         dot_bytes(a[t][1][0][m], high, hi);
         dot_bytes(a[t][1][1][m], high, lo);
       });
+    });
+  }
+  INLINE static void dot_pair(__m512i (&a)[kSums][4], const Quad& w, const int32_t* x) {
+    const __m512i mask = _mm512_set1_epi16(0xf0), both = spread(x);
+    each<4>([&](auto m) INLINE {
+      dot_words(a[0][m], w.v[m], both);
+      dot_words(a[1][m], _mm512_and_si512(w.v[m], mask), both);
     });
   }
   static void flush(const __m512i* a, const int32_t* zero, float step, float* y, size_t groups) {
@@ -231,8 +249,8 @@ inline void dot_quads(Quads quad, size_t quads, const int32_t* x, size_t width, 
 template <class Column, class Rows, class Pick, size_t Most>
 [[gnu::noinline]] void dot_tile(const Rows& rows, size_t quads, size_t columns, bool half, size_t width, bool fresh,
                                 Room<Column, Most>& room, Ahead<Pick>& ahead) {
-  using T = Tile<Column, Most>;
-  constexpr size_t kOnce = upto(Most, kWhole<Column>);
+  using T = Tile<Column>;
+  constexpr size_t kOnce = kWhole<Column>;
   const size_t live = room.count(), next = live * 2 * width;
   for (size_t col = 0; col < columns; ++col) {
     const auto dot = [&](auto quad, auto size, size_t t) {
@@ -269,7 +287,7 @@ void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
   ahead.fetch(2 * n);
   room.live = 0;
   for (size_t t = 0; t < tokens.count(); ++t) {
-    if (find_units(w, pick, tokens.x_of(t), c, n, room, room.live))
+    if (find_units(w, pick, tokens.x_of(t), c, n, room.units[room.live], room.step[room.live]))
       room.y[room.live++] = tokens.y_of(t);
     else
       panel<typename Column::Row>(w, pick, count, tokens.only(t), o0, o1, c, c + n, room.xs);
@@ -280,11 +298,11 @@ void settle(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
 template <class Column, size_t Most>
 void clear(Room<Column, Most>& room, size_t columns, size_t n) {
   for (size_t t = 0; t < room.live; ++t)
-    for (size_t g = 0; g < Tile<Column, Most>::width(columns); ++g) room.zero[t][g] = -128 * static_cast<int32_t>(n);
+    for (size_t g = 0; g < Tile<Column>::width(columns); ++g) room.zero[t][g] = -128 * static_cast<int32_t>(n);
 }
 template <class Column, size_t Most>
 void flush_all(const Room<Column, Most>& room, size_t o, size_t columns, size_t groups) {
-  using T = Tile<Column, Most>;
+  using T = Tile<Column>;
   for (size_t t = 0; t < room.live; ++t)
     for (size_t col = 0; col < columns; ++col)
       Column::flush(room.sums + (col * room.live + t) * T::kVectors, room.zero[t] + col * T::kGroupsOf, room.step[t],
@@ -296,33 +314,30 @@ void flush_all(const Room<Column, Most>& room, size_t o, size_t columns, size_t 
 template <class Column, class Pick, size_t Most>
 void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, size_t o0, size_t o1, size_t i0,
                  size_t i1, Room<Column, Most>& room) {
-  using T = Tile<Column, Most>;
+  using T = Tile<Column>;
   const size_t rb = w.row_bytes(), columns = (o1 - o0 + Column::kOutputs - 1) / Column::kOutputs;
-  // Whole rows one after the other come faster where fewer are read side by side; others do not.
-  const bool whole = std::is_same_v<Pick, All> && (o1 - o0) == w.oc;
-  const size_t at_once = Most == 1 && whole ? Column::kRows : kPass;
   const size_t first = o0 * 64 / Column::kOutputs;
   const size_t g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const auto wide = [&](size_t col) { return upto(columns - col, T::kColumns); };  // columns of a tile
   const auto groups_at = [&](size_t col) { return upto(groups - col * T::kGroupsOf, wide(col) * T::kGroupsOf); };
-  const size_t stride = w.oc / Column::kGroup, lead = at_once + (Most == 1 ? kLead : 0) / (64 * columns);  // rows
+  const size_t stride = w.oc / Column::kGroup;
   Ahead<Pick> scales_ahead(w.scales, 2 * stride, 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * wide(0), pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
     scales_ahead.move(c + n, upto(c + n + kFold, count));
-    ahead.move(c, upto(c + lead, count));
+    ahead.move(c, upto(c + kPass, count));
     settle(w, pick, count, tokens, o0, o1, c, n, room, ahead);
     for (size_t col = 0; col < columns && room.live > 0; col += wide(col)) {
       clear(room, wide(col), n);
-      for (size_t i = 0; i < n; i += at_once) {
+      for (size_t i = 0; i < n; i += kPass) {
         // The next tile lies below, or at the top of the next columns, or in the next block.
-        const bool below = i + at_once < n, beside = !below && col + wide(col) < columns;
-        const size_t next = below ? c + i + at_once : beside ? c : c + n;
+        const bool below = i + kPass < n, beside = !below && col + wide(col) < columns;
+        const size_t next = below ? c + i + kPass : beside ? c : c + n;
         const size_t next_col = below ? col : beside ? col + wide(col) : 0;
         if (next_col != col) ahead = Ahead<Pick>(w.data, rb, first + 64 * next_col, 64 * wide(next_col), pick, next);
-        ahead.move(next, upto(next + lead, count));
-        const size_t quads = upto(n - i, at_once) / 4, width = T::width(wide(col));
+        ahead.move(next, upto(next + kPass, count));
+        const size_t quads = upto(n - i, kPass) / 4, width = T::width(wide(col));
         if (col == 0) scales_ahead.fetch(4 * quads * (2 * groups / 64 + 1));
         fold_quads(w.scales, stride, pick, c, i, quads, g0 + col * T::kGroupsOf, groups_at(col), width, room, ahead);
         const RowsAt<Pick, kPass> rows(w.data, rb, first + 64 * col, pick, c + i, 4 * quads);

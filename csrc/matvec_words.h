@@ -1,0 +1,169 @@
+// One token with AVX-512 VNNI: int8 and int4 weights times x as 16-bit words, the same numbers that matvec_vnni.h cuts
+// into bytes, and so the same bits. Two rows are interleaved in registers; each 32-bit lane then sums two channels of
+// one output.
+#pragma once
+#include "matvec_vnni.h"
+
+namespace ISA {
+
+constexpr size_t kWordRows = 8;             // that are read side by side
+constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is not in a cache when its turn comes again
+
+// What is kept of the token.
+template <class Column>
+struct Room<Column, 1> {
+  static constexpr size_t kGroupsOf = Column::kOutputs / Column::kGroup, kVectors = Column::kSums * 4;
+  static constexpr size_t kMostGroups = kPanel / Column::kGroup;
+  alignas(64) int32_t words[kWordRows / 2 * kMostGroups];  // (pairs, width): x beside the scales
+  alignas(64) int32_t zero[kMostGroups];                   // sum of x in units
+  __m512i sums[kPanel / Column::kOutputs * kVectors];      // (columns, kSums, 4)
+  float units[kFold], step, xs[kPass * kGroups];
+};
+
+// Pairs of channels from the i-th on of a block that starts with the i0-th, as words beside groups [g0, g0 + groups) of
+// their scales: two channels' in each number.
+template <class Column, class Pick>
+void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size_t g0, size_t groups, size_t width,
+                bool fresh, Room<Column, 1>& room) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  // The lower words of two vectors' lanes; then the lanes of two vectors in turns.
+  const __m512i lower =
+      _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(2 << 16 | 2)), _mm512_set1_epi32(32 << 16));
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xffff0000)), ones = _mm512_set1_epi16(1);
+  const RowsAt<Pick, kWordRows> rows(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i0 + i,
+                                     2 * pairs);
+  const float* unit = room.units + i;
+  for (size_t g = 0; g < groups; g += 32) {
+    const __mmask32 k = groups - g >= 32 ? 0xffffffff : (1u << (groups - g)) - 1;
+    __m512i zero[2];
+    for (size_t h = 0; h < 2; ++h) zero[h] = fresh ? _mm512_setzero_si512() : _mm512_load_si512(room.zero + g + 16 * h);
+    for (size_t p = 0; p < pairs; ++p) {
+      __m512i even[2], others[2];  // groups, of both channels
+      for (size_t j = 0; j < 2; ++j) {
+        const __m512i s = _mm512_maskz_loadu_epi16(k, rows[2 * p + j] + 2 * g);
+        const __m512 u = _mm512_set1_ps(unit[2 * p + j]), nearest = _mm512_set1_ps(kNearest);
+        const __m512 e = _mm512_castsi512_ps(_mm512_slli_epi32(s, 16)),
+                     o = _mm512_castsi512_ps(_mm512_and_si512(s, odd));
+        even[j] = _mm512_castps_si512(_mm512_fmadd_ps(e, u, nearest));
+        others[j] = _mm512_castps_si512(_mm512_fmadd_ps(o, u, nearest));
+      }
+      const __m512i e = _mm512_permutex2var_epi16(even[0], lower, even[1]);
+      const __m512i o = _mm512_permutex2var_epi16(others[0], lower, others[1]);
+      const __m512i a = _mm512_permutex2var_epi32(e, first, o), b = _mm512_permutex2var_epi32(e, second, o);
+      _mm512_store_si512(room.words + p * width + g, a);
+      _mm512_store_si512(room.words + p * width + g + 16, b);
+      dot_words(zero[0], a, ones);
+      dot_words(zero[1], b, ones);
+    }
+    for (size_t h = 0; h < 2; ++h) _mm512_store_si512(room.zero + g + 16 * h, zero[h]);
+  }
+}
+
+// How lines are asked for while rows are multiplied: into the second-level cache, into the first, or into the first at
+// a pace. The CPU drops prefetches that come faster than memory answers, and what is computed here may be twice as
+// fast.
+enum class Asking { none, far, near, paced };
+template <Asking asking>
+INLINE inline void ask_two([[maybe_unused]] const uint8_t*& at) {
+  if constexpr (asking == Asking::none) return;
+  // Four products one after the other: 12 clocks, 45 GB/s of one core at 4.4 GHz (benches/lines.py).
+  if constexpr (asking == Asking::paced)
+    asm volatile("imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0" : "+r"(at));
+  __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
+  __builtin_prefetch(at + 64, 0, asking == Asking::far ? 2 : 3);
+  at += 128;
+}
+
+// P pairs of rows, one column, onto its sums; P = 0: as many as there are. half: only what a row has of the column.
+template <class Column, bool half, size_t P, Asking asking, class Rows>
+INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const int32_t* x, size_t width, __m512i* sums,
+                              bool fresh, const uint8_t*& asked) {
+  const __m512i none = _mm512_setzero_si512();
+  __m512i a[Column::kSums][4];
+  each<Column::kSums * 4>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
+  const auto add = [&](size_t p) INLINE {
+    ask_two<asking>(asked);
+    const auto load = [&](size_t r) INLINE {
+      if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, rows[r] + at);
+      return _mm512_loadu_si512(rows[r] + at);
+    };
+    const __m512i u = load(2 * p), v = load(2 * p + 1);
+    const __m512i lo = _mm512_unpacklo_epi8(u, v), hi = _mm512_unpackhi_epi8(u, v);
+    const Quad words{{_mm512_unpacklo_epi8(lo, none), _mm512_unpackhi_epi8(lo, none), _mm512_unpacklo_epi8(hi, none),
+                      _mm512_unpackhi_epi8(hi, none)}};
+    Column::dot_pair(a, words, x + p * width);
+  };
+  if constexpr (P > 0)
+    each<P>([&](auto p) INLINE { add(p); });
+  else
+    for (size_t p = 0; p < pairs; ++p) add(p);
+  each<Column::kSums * 4>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
+}
+
+// All columns of a pass. Not inlined: what it works with stays in registers.
+template <class Column, size_t P, Asking asking, class Rows, class Pick>
+[[gnu::noinline]] void dot_pairs(const Rows& all, size_t pairs, size_t columns, bool half, size_t width, bool fresh,
+                                 Room<Column, 1>& room, Ahead<Pick>& ahead) {
+  using Kept = Room<Column, 1>;
+  const Rows rows = all;
+  const int32_t* x = room.words;
+  __m512i* sums = room.sums;
+  const size_t whole = columns - half;
+  auto run = ahead.run();
+  for (size_t col = 0; col < whole; ++col, x += Kept::kGroupsOf, sums += Kept::kVectors) {
+    if (asking != Asking::none && run.left > 2 * P) {
+      dot_column<Column, false, P, asking>(rows, pairs, 64 * col, x, width, sums, fresh, run.at);
+      run.left -= 2 * P;
+    } else {
+      ahead.go_on(run), ahead.fetch(2 * pairs), run = ahead.run();
+      dot_column<Column, false, P, Asking::none>(rows, pairs, 64 * col, x, width, sums, fresh, run.at);
+    }
+  }
+  ahead.go_on(run);
+  if constexpr (Column::kHalves)
+    if (half) dot_column<Column, true, P, Asking::none>(rows, pairs, 64 * whole, x, width, sums, fresh, run.at);
+}
+
+// Outputs [o0, o1), whole columns, and half a one at the end where there are halves; channels pick(i0) to pick(i1 - 1),
+// whole pairs, of `count` in all.
+template <class Column, class Pick>
+void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
+                 size_t i1, Room<Column, 1>& room) {
+  using Kept = Room<Column, 1>;
+  using Rows = RowsAt<Pick, kWordRows>;
+  const size_t rb = w.row_bytes(), columns = (o1 - o0 + Column::kOutputs - 1) / Column::kOutputs;
+  const size_t first = o0 * 64 / Column::kOutputs, g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
+  const size_t width = (groups + 31) / 32 * 32, lead = kWordRows + lead_bytes() / (64 * columns);  // rows
+  const bool half = groups < columns * Kept::kGroupsOf;
+  Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
+  Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
+  for (size_t c = i0; c < i1; c += kFold) {
+    const size_t n = upto(i1 - c, kFold);
+    scales_ahead.move(c + n, upto(c + n + kFold, count));
+    ahead.move(c, upto(c + lead, count));
+    ahead.fetch(64);
+    if (!find_units(w, pick, token.x, c, n, room.units, room.step)) {
+      panel<typename Column::Row>(w, pick, count, token, o0, o1, c, c + n, room.xs);
+      continue;
+    }
+    for (size_t i = 0; i < n; i += kWordRows) {
+      const size_t m = upto(n - i, kWordRows), next = c + i + m;
+      ahead.move(next, upto(next + lead, count));
+      scales_ahead.fetch(m * (2 * groups / 64 + 1));
+      fold_pairs(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
+      const Rows rows(w.data, rb, first, pick, c + i, m);
+      const auto dot = m < kWordRows              ? dot_pairs<Column, 0, Asking::none, Rows, Pick>
+                       : !kNear                   ? dot_pairs<Column, kWordRows / 2, Asking::far, Rows, Pick>
+                       : w.bytes() >= kFromMemory ? dot_pairs<Column, kWordRows / 2, Asking::paced, Rows, Pick>
+                                                  : dot_pairs<Column, kWordRows / 2, Asking::near, Rows, Pick>;
+      dot(rows, m / 2, columns, half, width, i == 0, room, ahead);
+    }
+    for (size_t col = 0; col < columns; ++col)
+      Column::flush(room.sums + col * Kept::kVectors, room.zero + col * Kept::kGroupsOf, room.step,
+                    token.y + o0 + col * Column::kOutputs, upto(groups - col * Kept::kGroupsOf, Kept::kGroupsOf));
+  }
+}
+
+}  // namespace ISA
