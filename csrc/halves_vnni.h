@@ -3,9 +3,11 @@
 // weights back, and x in two bytes, as in matvec_vnni.h. The step of one is a power of two of the other's, so that all
 // sums are integers of one kind, and become outputs once.
 #pragma once
-#include "matvec_vnni.h"
+#include "matvec_words.h"
 
 namespace ISA {
+
+constexpr size_t kHalfRows = 8;  // that are read side by side
 
 // What is kept of a block of channels on the way through a panel.
 struct HalvesRoom {
@@ -29,48 +31,54 @@ struct SideBySide {
   const uint8_t* operator[](size_t r) const { return row[r]; }
 };
 
-// x of a quad beside 16 groups of scales, in units of `unit[4]`, to the nearest: as integers.
-INLINE inline void fold_quad(const SideBySide& scales, size_t q, size_t g, __mmask16 k, const float* unit, float added,
-                             __m512i (&u)[4]) {
-  for (size_t j = 0; j < 4; ++j) {
-    const __m256i s = _mm256_maskz_loadu_epi16(k, scales[4 * q + j] + 2 * g);
-    const __m512 v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(s), 16));
-    u[j] = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, _mm512_set1_ps(unit[j]), _mm512_set1_ps(added)));
-  }
-}
-
-// A pass of n channels from the i-th on as bytes beside groups of scales. kParts: 1, the low bytes alone; 2, the high
-// ones, rounded, and the low ones.
-template <size_t kParts, class Pick, class Ask>
-[[gnu::noinline]] void fold_pass(const Mat& w, Pick pick, size_t i, size_t n, const float* units, size_t g0,
-                                 size_t groups, size_t width, HalvesRoom& room, Ask ask) {
+// A pass of n channels from the i-th on beside groups of scales as words, cut into high bytes, rounded, and low ones.
+[[gnu::noinline]] inline void fold_fine(const Mat& w, Listed pick, size_t i, size_t n, const float* units, size_t g0,
+                                        size_t groups, size_t width, HalvesRoom& room) {
   const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
   const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
   const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
                 high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
   const SideBySide scales(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i, n);
-  float unit[kPass];
-  for (size_t r = 0; r < kPass; ++r) unit[r] = r < n ? units[r] : 0.f;
-  const size_t quads = (n + 3) / 4;
   for (size_t g = 0; g < groups; g += 16) {
-    const __mmask16 k = groups - g >= 16 ? 0xffff : static_cast<__mmask16>((1u << (groups - g)) - 1);
+    const __mmask16 k = first_lanes(groups - g);
     __m512i zero = _mm512_load_si512(room.zero + g);
-    for (size_t q = 0; q < quads; ++q) {
-      ask(1);
+    for (size_t q = 0; q < (n + 3) / 4; ++q) {
       __m512i u[4];
-      fold_quad(scales, q, g, k, unit + 4 * q, kParts == 2 ? 128.f : 0.f, u);
+      for (size_t j = 0; j < 4; ++j) {
+        const float unit = 4 * q + j < n ? units[4 * q + j] : 0.f;
+        u[j] = in_units(scales[4 * q + j] + 2 * g, k, unit, kNearest + 128.f);
+      }
       const __mmask32 odd = 0xaaaaaaaa;
       const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
       const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
-      int32_t* to = room.bytes + q * kParts * width + g;
-      const __m512i lows = _mm512_permutex2var_epi8(a, low, b);
-      if constexpr (kParts == 2) {
-        _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
-        _mm512_store_si512(to + width, _mm512_xor_si512(lows, _mm512_set1_epi8(-128)));
-      } else {
-        _mm512_store_si512(to, lows);
-      }
-      zero = _mm512_add_epi32(zero, _mm512_add_epi32(_mm512_add_epi32(u[0], u[1]), _mm512_add_epi32(u[2], u[3])));
+      int32_t* to = room.bytes + 2 * q * width + g;
+      _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
+      _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
+      dot_words(zero, a, _mm512_set1_epi16(1));
+      dot_words(zero, b, _mm512_set1_epi16(1));
+    }
+    _mm512_store_si512(room.zero + g, zero);
+  }
+}
+
+// The same as one byte each.
+template <class Rows>
+[[gnu::noinline]] void fold_upper(const Rows& scales, size_t quads, const float* units, size_t groups, size_t width,
+                                  bool fresh, HalvesRoom& room) {
+  for (size_t g = 0; g < groups; g += 16) {
+    const __mmask16 k = first_lanes(groups - g);
+    __m512i zero = fresh ? _mm512_setzero_si512() : _mm512_load_si512(room.zero + g);
+    for (size_t q = 0; q < quads; ++q) {
+      const auto unit = [&](size_t j)
+                            INLINE { return in_units(scales[4 * q + j] + 2 * g, k, units[4 * q + j], kNearest); };
+      const auto join = [](int bits, __m512i a, __m512i b) INLINE {  // where a bit is set of a, else of b
+        return _mm512_ternarylogic_epi32(_mm512_set1_epi32(bits), a, b, 0xca);
+      };
+      const __m512i ab = join(0xff, unit(0), _mm512_slli_epi32(unit(1), 8));
+      const __m512i cd = join(0xff0000, _mm512_slli_epi32(unit(2), 16), _mm512_slli_epi32(unit(3), 24));
+      const __m512i bytes = join(0xffff, ab, cd);
+      _mm512_store_si512(room.bytes + q * width + g, bytes);
+      dot_bytes(zero, _mm512_set1_epi8(1), bytes);
     }
     _mm512_store_si512(room.zero + g, zero);
   }
@@ -81,31 +89,46 @@ inline void clear_zero(HalvesRoom& room, size_t groups) {
   for (size_t g = 0; g < groups; g += 16) _mm512_store_si512(room.zero + g, _mm512_setzero_si512());
 }
 
-// The upper halves of a pass, one column, onto the sums; fresh: from zero.
-template <bool half, class Ask>
-INLINE inline void dot_upper_column(const SideBySide& rows, size_t quads, size_t col, size_t width, bool fresh,
-                                    HalvesRoom& room, Ask ask) {
+// The upper halves of a pass, one column, onto the sums; fresh: from zero. Q quads; 0: as many as there are.
+template <bool half, size_t Q, Asking asking, class Rows>
+INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, size_t width, bool fresh,
+                                    HalvesRoom& room, const uint8_t*& asked) {
   const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xf0)), none = _mm512_setzero_si512();
   __m512i *sums = room.sums + 8 * col, a[2][4];
   each<8>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
-  for (size_t q = 0; q < quads; ++q) {
-    ask();
+  const auto add = [&](size_t q) INLINE {
+    ask_two<asking>(asked);
     const Quad w = interleave<half>(rows, 4 * q, 64 * col);
+    ask_two<asking>(asked);
     const __m512i x = UpperColumn::spread(room.bytes + q * width + 2 * col);
     each<4>([&](auto m) INLINE {
       dot_bytes(a[0][m], w.v[m], x);
       dot_bytes(a[1][m], _mm512_and_si512(w.v[m], mask), x);
     });
-  }
+  };
+  if constexpr (Q > 0)
+    each<Q>([&](auto q) INLINE { add(q); });
+  else
+    for (size_t q = 0; q < quads; ++q) add(q);
   each<8>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
-// Not inlined, as dot_tile is not: within a longer function prefetches come in bursts.
-template <class Ask>
-[[gnu::noinline]] void dot_upper(const SideBySide& rows, size_t quads, size_t columns, bool odd, size_t width,
-                                 bool fresh, HalvesRoom& room, Ask ask) {
-  for (size_t col = 0; col + odd < columns; ++col) dot_upper_column<false>(rows, quads, col, width, fresh, room, ask);
-  if (odd) dot_upper_column<true>(rows, quads, columns - 1, width, fresh, room, ask);
+template <size_t Q, Asking asking, class Rows, class Pick>
+[[gnu::noinline]] void dot_upper(const Rows& all, size_t quads, size_t columns, bool odd, size_t width, bool fresh,
+                                 HalvesRoom& room, Ahead<Pick>& ahead) {
+  const Rows rows = all;
+  auto run = ahead.run();
+  for (size_t col = 0; col + odd < columns; ++col) {
+    if (asking != Asking::none && run.left > 4 * Q) {
+      dot_upper_column<false, Q, asking>(rows, quads, col, width, fresh, room, run.at);
+      run.left -= 4 * Q;
+    } else {
+      ahead.go_on(run), ahead.fetch(4 * quads), run = ahead.run();
+      dot_upper_column<false, Q, Asking::none>(rows, quads, col, width, fresh, room, run.at);
+    }
+  }
+  ahead.go_on(run);
+  if (odd) dot_upper_column<true, Q, Asking::none>(rows, quads, columns - 1, width, fresh, room, run.at);
 }
 
 // Whole bytes and high nibbles, of upper halves, as low nibbles and high ones in units of whole weights.
@@ -199,6 +222,7 @@ template <class Pick>
   float coarse = inverse;
   for (; small * coarse * 32512.f > 127.f && s.shift < 8; coarse /= 2) ++s.shift;
   for (size_t i = 0; i < n; ++i) room.units[i] *= coarse;
+  for (size_t i = n; i % 4 != 0; ++i) room.units[i] = 0.f;  // whole quads
   for (size_t i = 0; i < fine; ++i) room.fine_units[i] *= inverse;
   return true;
 }
@@ -210,8 +234,10 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
                   float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room, float* xs) {
   const size_t rb = upper.row_bytes(), first = o0 / 2, columns = (o1 - o0 + 127) / 128;
   const size_t g0 = o0 / kGroupInt8, groups = (o1 - o0) / kGroupInt8, width = (2 * columns + 15) / 16 * 16;
-  const size_t bytes = (o1 - o0) / 2, lead = kPass + lead_bytes() / (64 * columns);
+  const size_t bytes = (o1 - o0) / 2, lead = kHalfRows + lead_bytes() / (64 * columns);
   const bool odd = groups % 2 != 0;  // the last column is half a one
+  const Asking asking = asking_for(upper);
+  const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
   Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(upper.data, rb, first, bytes, pick, i0);
@@ -222,7 +248,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
     scales_ahead.move(c + n, upto(c + n + kFold, count));
     ahead.move(c, upto(c + lead, count));
     fine_ahead.move(f, f0);
-    ahead.fetch(2 * n);
+    ahead.fetch(64);
     Steps s;
     if (!find_steps(upper, pick, x, c, n, whole, room, s)) {
       const Tokens<1> token{x, y, 1, 0, 0};
@@ -230,15 +256,25 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       panel<LowerRow>(lower, Listed{room.fine}, whole, token, o0, o1, 0, whole, xs);
       continue;
     }
-    clear_zero(room, groups);
-    for (size_t i = 0; i < n; i += kPass) {
-      const size_t m = upto(n - i, kPass), quads = (m + 3) / 4;
+    for (size_t i = 0; i < n; i += kHalfRows) {
+      const size_t m = upto(n - i, kHalfRows), quads = (m + 3) / 4;
       ahead.move(c + i + m, upto(c + i + m + lead, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
-      fold_pass<1>(upper, pick, c + i, m, room.units + i, g0, groups, width, room, [&](size_t l) { ahead.fetch(l); });
-      const SideBySide rows(upper.data, rb, first, pick, c + i, m);
-      const auto ask = [&] { ahead.fetch(4), fine_ahead.fetch(1); };
-      dot_upper(rows, quads, columns, odd, width, i == 0, room, ask);
+      fine_ahead.fetch(columns * (whole * kHalfRows / n + 1));
+      if (m == kHalfRows) {
+        using Rows = RowsAt<Pick, kHalfRows>;
+        fold_upper(Rows(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m), quads, room.units + i, groups, width,
+                   i == 0, room);
+        const auto dot = asking == Asking::far     ? dot_upper<kHalfRows / 4, Asking::far, Rows, Pick>
+                         : asking == Asking::paced ? dot_upper<kHalfRows / 4, Asking::paced, Rows, Pick>
+                                                   : dot_upper<kHalfRows / 4, Asking::near, Rows, Pick>;
+        dot(Rows(upper.data, rb, first, pick, c + i, m), quads, columns, odd, width, i == 0, room, ahead);
+      } else {
+        fold_upper(SideBySide(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m), quads, room.units + i, groups, width,
+                   i == 0, room);
+        dot_upper<0, Asking::none>(SideBySide(upper.data, rb, first, pick, c + i, m), quads, columns, odd, width,
+                                   i == 0, room, ahead);
+      }
     }
     const float offset = UpperRow::kOffset * UpperRow::kUnit * static_cast<float>(1 << s.shift);
     for (size_t g = 0; g < groups; ++g) room.offset[g] = static_cast<float>(room.zero[g]) * offset;
@@ -249,8 +285,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       for (size_t i = 0; i < whole; i += kPass) {
         const size_t m = upto(whole - i, kPass), quads = (m + 3) / 4;
         const Listed list{room.fine};
-        fold_pass<2>(upper, list, i, m, room.fine_units + i, g0, groups, width, room,
-                     [&](size_t l) { ahead.fetch(l); });
+        fold_fine(upper, list, i, m, room.fine_units + i, g0, groups, width, room);
         const SideBySide up(upper.data, rb, first, list, i, m), low(lower.data, rb, first, list, i, m);
         dot_fine(up, low, quads, columns, odd, width, room);
         for (size_t g = 0; g < groups; ++g) room.zero[g] -= 128 * static_cast<int32_t>(4 * quads);

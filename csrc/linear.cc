@@ -57,11 +57,13 @@ struct Cut {
   size_t outputs, channels;  // parts
 };
 Cut cut(const Mat& w, size_t count) {
-  constexpr size_t kTask = 48 << 10;  // bytes worth handing to a thread
+  constexpr size_t kTask = 48 << 10;                        // bytes worth handing to a thread
+  const size_t least = w.quant == Quant::upper ? 128 : 64;  // channels of a part; with halves a part costs more
   size_t outputs = (w.oc + kPanel - 1) / kPanel, channels = 1;
   const size_t bytes = count * w.channel_bytes();
   if (w.ic < 128 && bytes > 2 * kTask && outputs == 1) outputs = 2;  // too few channels to share out
-  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= 64) channels *= 2;
+  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= least)
+    channels *= 2;
   return {outputs, std::min<size_t>(channels, 8)};
 }
 

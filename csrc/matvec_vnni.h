@@ -63,6 +63,13 @@ bool find_units(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, fl
   return true;
 }
 
+inline __mmask16 first_lanes(size_t n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
+// x of a channel beside 16 of its scales, in units, plus `added`: with kNearest in it, an integer in the lowest bits.
+INLINE inline __m512i in_units(const void* scales, __mmask16 k, float unit, float added) {
+  const __m512i s = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(k, scales)), 16);
+  return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(s), _mm512_set1_ps(unit), _mm512_set1_ps(added)));
+}
+
 // Quads of channels from the i-th on of a block that starts with the i0-th, as bytes beside groups [g0, g0 + groups) of
 // their scales. Meanwhile rows are asked for.
 template <class Pick, class Kept>

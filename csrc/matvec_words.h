@@ -6,8 +6,26 @@
 
 namespace ISA {
 
-constexpr size_t kWordRows = 8;             // that are read side by side
-constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is not in a cache when its turn comes again
+// How lines are asked for while rows are multiplied: into the second-level cache, into the first, or into the first at
+// a pace. The CPU drops prefetches that come faster than memory answers, and what is computed here may be twice as
+// fast.
+enum class Asking { none, far, near, paced };
+constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no cache when its turn comes again
+inline Asking asking_for(const Mat& w) {
+  return !kNear ? Asking::far : w.bytes() >= kFromMemory ? Asking::paced : Asking::near;
+}
+template <Asking asking>
+INLINE inline void ask_two([[maybe_unused]] const uint8_t*& at) {
+  if constexpr (asking == Asking::none) return;
+  // Four products one after the other: 12 clocks, 45 GB/s of one core at 4.4 GHz (benches/lines.py).
+  if constexpr (asking == Asking::paced)
+    asm volatile("imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0" : "+r"(at));
+  __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
+  __builtin_prefetch(at + 64, 0, asking == Asking::far ? 2 : 3);
+  at += 128;
+}
+
+constexpr size_t kWordRows = 8;  // that are read side by side
 
 // What is kept of the token.
 template <class Column>
@@ -59,21 +77,6 @@ void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size
     }
     for (size_t h = 0; h < 2; ++h) _mm512_store_si512(room.zero + g + 16 * h, zero[h]);
   }
-}
-
-// How lines are asked for while rows are multiplied: into the second-level cache, into the first, or into the first at
-// a pace. The CPU drops prefetches that come faster than memory answers, and what is computed here may be twice as
-// fast.
-enum class Asking { none, far, near, paced };
-template <Asking asking>
-INLINE inline void ask_two([[maybe_unused]] const uint8_t*& at) {
-  if constexpr (asking == Asking::none) return;
-  // Four products one after the other: 12 clocks, 45 GB/s of one core at 4.4 GHz (benches/lines.py).
-  if constexpr (asking == Asking::paced)
-    asm volatile("imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0" : "+r"(at));
-  __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
-  __builtin_prefetch(at + 64, 0, asking == Asking::far ? 2 : 3);
-  at += 128;
 }
 
 // P pairs of rows, one column, onto its sums; P = 0: as many as there are. half: only what a row has of the column.
@@ -137,6 +140,7 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const size_t first = o0 * 64 / Column::kOutputs, g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const size_t width = (groups + 31) / 32 * 32, lead = kWordRows + lead_bytes() / (64 * columns);  // rows
   const bool half = groups < columns * Kept::kGroupsOf;
+  const Asking asking = asking_for(w);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
@@ -154,10 +158,10 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fold_pairs(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);
-      const auto dot = m < kWordRows              ? dot_pairs<Column, 0, Asking::none, Rows, Pick>
-                       : !kNear                   ? dot_pairs<Column, kWordRows / 2, Asking::far, Rows, Pick>
-                       : w.bytes() >= kFromMemory ? dot_pairs<Column, kWordRows / 2, Asking::paced, Rows, Pick>
-                                                  : dot_pairs<Column, kWordRows / 2, Asking::near, Rows, Pick>;
+      const auto dot = m < kWordRows             ? dot_pairs<Column, 0, Asking::none, Rows, Pick>
+                       : asking == Asking::far   ? dot_pairs<Column, kWordRows / 2, Asking::far, Rows, Pick>
+                       : asking == Asking::paced ? dot_pairs<Column, kWordRows / 2, Asking::paced, Rows, Pick>
+                                                 : dot_pairs<Column, kWordRows / 2, Asking::near, Rows, Pick>;
       dot(rows, m / 2, columns, half, width, i == 0, room, ahead);
     }
     for (size_t col = 0; col < columns; ++col)
