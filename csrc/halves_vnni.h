@@ -90,16 +90,16 @@ inline void clear_zero(HalvesRoom& room, size_t groups) {
 }
 
 // The upper halves of a pass, one column, onto the sums; fresh: from zero. Q quads; 0: as many as there are.
-template <bool half, size_t Q, Asking asking, class Rows>
+template <bool half, size_t Q, class Rows, class Ask>
 INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, size_t width, bool fresh,
-                                    HalvesRoom& room, const uint8_t*& asked) {
+                                    HalvesRoom& room, Ask&& ask) {
   const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xf0)), none = _mm512_setzero_si512();
   __m512i *sums = room.sums + 8 * col, a[2][4];
   each<8>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
   const auto add = [&](size_t q) INLINE {
-    ask_two<asking>(asked);
+    ask(2 * q);
     const Quad w = interleave<half>(rows, 4 * q, 64 * col);
-    ask_two<asking>(asked);
+    ask(2 * q + 1);
     const __m512i x = UpperColumn::spread(room.bytes + q * width + 2 * col);
     each<4>([&](auto m) INLINE {
       dot_bytes(a[0][m], w.v[m], x);
@@ -113,22 +113,40 @@ INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, 
   each<8>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
+// As dot_pass; Q quads.
 template <size_t Q, Asking asking, class Rows, class Pick>
-[[gnu::noinline]] void dot_upper(const Rows& all, size_t quads, size_t columns, bool odd, size_t width, bool fresh,
-                                 HalvesRoom& room, Ahead<Pick>& ahead) {
+[[gnu::noinline]] void dot_upper(const Rows& all, [[maybe_unused]] const Rows& following, const Pass& pass,
+                                 HalvesRoom& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   const Rows rows = all;
-  auto run = ahead.run();
-  for (size_t col = 0; col + odd < columns; ++col) {
-    if (asking != Asking::none && run.left > 4 * Q) {
-      dot_upper_column<false, Q, asking>(rows, quads, col, width, fresh, room, run.at);
-      run.left -= 4 * Q;
-    } else {
-      ahead.go_on(run), ahead.fetch(4 * quads), run = ahead.run();
-      dot_upper_column<false, Q, Asking::none>(rows, quads, col, width, fresh, room, run.at);
+  const size_t whole = pass.columns - pass.half, width = pass.width;
+  const bool fresh = pass.fresh;
+  if constexpr (std::is_same_v<Pick, All>) {
+    auto run = ahead.run();
+    for (size_t col = 0; col < whole; ++col) {
+      if (run.left > 4 * Q) {
+        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&](size_t) INLINE { ask_two<asking>(run.at); });
+        run.left -= 4 * Q;
+      } else {
+        ahead.go_on(run), ahead.fetch(4 * Q), run = ahead.run();
+        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, AskNothing());
+      }
     }
+    ahead.go_on(run);
+  } else {
+    const Rows next = following;
+    for (size_t col = 0; col < whole; ++col)
+      dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&](size_t p) INLINE {
+        ask_line<asking>(next[2 * p] + 64 * col), ask_line<asking>(next[2 * p + 1] + 64 * col);
+      });
   }
-  ahead.go_on(run);
-  if (odd) dot_upper_column<true, Q, Asking::none>(rows, quads, columns - 1, width, fresh, room, run.at);
+  if (pass.half) dot_upper_column<true, Q>(rows, Q, whole, width, fresh, room, AskNothing());
+}
+// The last pass, of fewer rows.
+[[gnu::noinline]] inline void dot_upper_rest(const SideBySide& rows, size_t quads, const Pass& pass, HalvesRoom& room) {
+  const size_t whole = pass.columns - pass.half;
+  for (size_t col = 0; col < whole; ++col)
+    dot_upper_column<false, 0>(rows, quads, col, pass.width, pass.fresh, room, AskNothing());
+  if (pass.half) dot_upper_column<true, 0>(rows, quads, whole, pass.width, pass.fresh, room, AskNothing());
 }
 
 // Whole bytes and high nibbles, of upper halves, as low nibbles and high ones in units of whole weights.
@@ -232,6 +250,7 @@ template <class Pick>
 template <class Pick>
 void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, const Channels& fine, const float* x,
                   float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room, float* xs) {
+  using Rows = RowsAt<Pick, kHalfRows>;
   const size_t rb = upper.row_bytes(), first = o0 / 2, columns = (o1 - o0 + 127) / 128;
   const size_t g0 = o0 / kGroupInt8, groups = (o1 - o0) / kGroupInt8, width = (2 * columns + 15) / 16 * 16;
   const size_t bytes = (o1 - o0) / 2, lead = kHalfRows + lead_bytes() / (64 * columns);
@@ -261,20 +280,22 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       ahead.move(c + i + m, upto(c + i + m + lead, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fine_ahead.fetch(columns * (whole * kHalfRows / n + 1));
-      if (m == kHalfRows) {
-        using Rows = RowsAt<Pick, kHalfRows>;
-        fold_upper(Rows(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m), quads, room.units + i, groups, width,
-                   i == 0, room);
-        const auto dot = asking == Asking::far     ? dot_upper<kHalfRows / 4, Asking::far, Rows, Pick>
-                         : asking == Asking::paced ? dot_upper<kHalfRows / 4, Asking::paced, Rows, Pick>
-                                                   : dot_upper<kHalfRows / 4, Asking::near, Rows, Pick>;
-        dot(Rows(upper.data, rb, first, pick, c + i, m), quads, columns, odd, width, i == 0, room, ahead);
-      } else {
-        fold_upper(SideBySide(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m), quads, room.units + i, groups, width,
-                   i == 0, room);
-        dot_upper<0, Asking::none>(SideBySide(upper.data, rb, first, pick, c + i, m), quads, columns, odd, width,
-                                   i == 0, room, ahead);
+      const size_t next = c + i + m;
+      const Pass pass{m / 2, columns, width, odd, i == 0};
+      if (m < kHalfRows) {
+        const SideBySide of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m);
+        fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);
+        dot_upper_rest(SideBySide(upper.data, rb, first, pick, c + i, m), quads, pass, room);
+        continue;
       }
+      const Rows of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m),
+          rows(upper.data, rb, first, pick, c + i, m);
+      const Rows following = next + kHalfRows <= count ? Rows(upper.data, rb, first, pick, next, kHalfRows) : rows;
+      fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);
+      const auto dot = asking == Asking::far     ? dot_upper<kHalfRows / 4, Asking::far, Rows, Pick>
+                       : asking == Asking::paced ? dot_upper<kHalfRows / 4, Asking::paced, Rows, Pick>
+                                                 : dot_upper<kHalfRows / 4, Asking::near, Rows, Pick>;
+      dot(rows, following, pass, room, ahead);
     }
     const float offset = UpperRow::kOffset * UpperRow::kUnit * static_cast<float>(1 << s.shift);
     for (size_t g = 0; g < groups; ++g) room.offset[g] = static_cast<float>(room.zero[g]) * offset;

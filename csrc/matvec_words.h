@@ -9,21 +9,32 @@ namespace ISA {
 // How lines are asked for while rows are multiplied: into the second-level cache, into the first, or into the first at
 // a pace. The CPU drops prefetches that come faster than memory answers, and what is computed here may be twice as
 // fast.
-enum class Asking { none, far, near, paced };
+enum class Asking { far, near, paced };
 constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no cache when its turn comes again
 inline Asking asking_for(const Mat& w) {
   return !kNear ? Asking::far : w.bytes() >= kFromMemory ? Asking::paced : Asking::near;
 }
 template <Asking asking>
-INLINE inline void ask_two([[maybe_unused]] const uint8_t*& at) {
-  if constexpr (asking == Asking::none) return;
-  // Four products one after the other: 12 clocks, 45 GB/s of one core at 4.4 GHz (benches/lines.py).
+INLINE inline void ask_line(const uint8_t* at) {
+  __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
+}
+// Four products one after the other: 12 clocks, in which two lines are asked for. 47 GB/s of one core at 4.4 GHz, more
+// than memory gives it (benches/lines.py).
+template <Asking asking, class T>
+INLINE inline void keep_pace(T& at) {
   if constexpr (asking == Asking::paced)
     asm volatile("imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0" : "+r"(at));
-  __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
-  __builtin_prefetch(at + 64, 0, asking == Asking::far ? 2 : 3);
+}
+// Two lines of a run.
+template <Asking asking>
+INLINE inline void ask_two(const uint8_t*& at) {
+  keep_pace<asking>(at);
+  ask_line<asking>(at), ask_line<asking>(at + 64);
   at += 128;
 }
+struct AskNothing {
+  void operator()(size_t) const {}
+};
 
 constexpr size_t kWordRows = 8;  // that are read side by side
 
@@ -80,14 +91,15 @@ void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size
 }
 
 // P pairs of rows, one column, onto its sums; P = 0: as many as there are. half: only what a row has of the column.
-template <class Column, bool half, size_t P, Asking asking, class Rows>
+// ask(p): what is asked for beside a pair.
+template <class Column, bool half, size_t P, class Rows, class Ask>
 INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const int32_t* x, size_t width, __m512i* sums,
-                              bool fresh, const uint8_t*& asked) {
+                              bool fresh, Ask&& ask) {
   const __m512i none = _mm512_setzero_si512();
   __m512i a[Column::kSums][4];
   each<Column::kSums * 4>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
   const auto add = [&](size_t p) INLINE {
-    ask_two<asking>(asked);
+    ask(p);
     const auto load = [&](size_t r) INLINE {
       if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, rows[r] + at);
       return _mm512_loadu_si512(rows[r] + at);
@@ -105,28 +117,65 @@ INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const i
   each<Column::kSums * 4>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
-// All columns of a pass. Not inlined: what it works with stays in registers.
+// What a pass works with.
+struct Pass {
+  size_t pairs, columns, width;
+  bool half, fresh;  // the last column is half a one; the sums start from zero
+};
+
+// A whole pass of P pairs; next: of rows that lie one after the other nothing, else those of the next pass, whose
+// lines are asked for column by column. Not inlined: what it works with stays in registers.
 template <class Column, size_t P, Asking asking, class Rows, class Pick>
-[[gnu::noinline]] void dot_pairs(const Rows& all, size_t pairs, size_t columns, bool half, size_t width, bool fresh,
-                                 Room<Column, 1>& room, Ahead<Pick>& ahead) {
+[[gnu::noinline]] void dot_pass(const Rows& all, [[maybe_unused]] const Rows& following, const Pass& pass,
+                                Room<Column, 1>& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   using Kept = Room<Column, 1>;
   const Rows rows = all;
   const int32_t* x = room.words;
   __m512i* sums = room.sums;
-  const size_t whole = columns - half;
-  auto run = ahead.run();
-  for (size_t col = 0; col < whole; ++col, x += Kept::kGroupsOf, sums += Kept::kVectors) {
-    if (asking != Asking::none && run.left > 2 * P) {
-      dot_column<Column, false, P, asking>(rows, pairs, 64 * col, x, width, sums, fresh, run.at);
-      run.left -= 2 * P;
-    } else {
-      ahead.go_on(run), ahead.fetch(2 * pairs), run = ahead.run();
-      dot_column<Column, false, P, Asking::none>(rows, pairs, 64 * col, x, width, sums, fresh, run.at);
-    }
+  const size_t whole = pass.columns - pass.half, width = pass.width;
+  const bool fresh = pass.fresh;
+  const auto columns = [&](auto dot) INLINE {
+    for (size_t at = 0; at < 64 * whole; at += 64, x += Kept::kGroupsOf, sums += Kept::kVectors) dot(at);
+    if constexpr (Column::kHalves)
+      if (pass.half) dot_column<Column, true, P>(rows, P, 64 * whole, x, width, sums, fresh, AskNothing());
+  };
+  if constexpr (std::is_same_v<Pick, All>) {
+    auto run = ahead.run();
+    columns([&](size_t at) INLINE {
+      if (run.left > 2 * P) {
+        dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh,
+                                     [&](size_t) INLINE { ask_two<asking>(run.at); });
+        run.left -= 2 * P;
+      } else {
+        ahead.go_on(run), ahead.fetch(2 * P), run = ahead.run();
+        dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh, AskNothing());
+      }
+    });
+    ahead.go_on(run);
+  } else {
+    const Rows next = following;
+    size_t pace = 0;
+    columns([&](size_t at) INLINE {
+      dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh, [&](size_t p) INLINE {
+        keep_pace<asking>(pace);
+        ask_line<asking>(next[2 * p] + at + pace), ask_line<asking>(next[2 * p + 1] + at + pace);
+      });
+    });
   }
-  ahead.go_on(run);
+}
+
+// The last pass, of fewer rows.
+template <class Column, class Rows>
+[[gnu::noinline]] void dot_rest(const Rows& rows, const Pass& pass, Room<Column, 1>& room) {
+  using Kept = Room<Column, 1>;
+  const size_t whole = pass.columns - pass.half;
+  for (size_t col = 0; col < whole; ++col)
+    dot_column<Column, false, 0>(rows, pass.pairs, 64 * col, room.words + col * Kept::kGroupsOf, pass.width,
+                                 room.sums + col * Kept::kVectors, pass.fresh, AskNothing());
   if constexpr (Column::kHalves)
-    if (half) dot_column<Column, true, P, Asking::none>(rows, pairs, 64 * whole, x, width, sums, fresh, run.at);
+    if (pass.half)
+      dot_column<Column, true, 0>(rows, pass.pairs, 64 * whole, room.words + whole * Kept::kGroupsOf, pass.width,
+                                  room.sums + whole * Kept::kVectors, pass.fresh, AskNothing());
 }
 
 // Outputs [o0, o1), whole columns, and half a one at the end where there are halves; channels pick(i0) to pick(i1 - 1),
@@ -158,11 +207,16 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fold_pairs(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);
-      const auto dot = m < kWordRows             ? dot_pairs<Column, 0, Asking::none, Rows, Pick>
-                       : asking == Asking::far   ? dot_pairs<Column, kWordRows / 2, Asking::far, Rows, Pick>
-                       : asking == Asking::paced ? dot_pairs<Column, kWordRows / 2, Asking::paced, Rows, Pick>
-                                                 : dot_pairs<Column, kWordRows / 2, Asking::near, Rows, Pick>;
-      dot(rows, m / 2, columns, half, width, i == 0, room, ahead);
+      const Pass pass{m / 2, columns, width, half, i == 0};
+      if (m < kWordRows) {
+        dot_rest(rows, pass, room);
+        continue;
+      }
+      const Rows following = next + kWordRows <= count ? Rows(w.data, rb, first, pick, next, kWordRows) : rows;
+      const auto dot = asking == Asking::far     ? dot_pass<Column, kWordRows / 2, Asking::far, Rows, Pick>
+                       : asking == Asking::paced ? dot_pass<Column, kWordRows / 2, Asking::paced, Rows, Pick>
+                                                 : dot_pass<Column, kWordRows / 2, Asking::near, Rows, Pick>;
+      dot(rows, following, pass, room, ahead);
     }
     for (size_t col = 0; col < columns; ++col)
       Column::flush(room.sums + col * Kept::kVectors, room.zero + col * Kept::kGroupsOf, room.step,
