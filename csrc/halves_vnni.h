@@ -114,13 +114,13 @@ INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, 
 }
 
 // As dot_pass; Q quads.
-template <size_t Q, Asking asking, class Rows, class Pick>
+template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
 [[gnu::noinline]] void dot_upper(const Rows& all, [[maybe_unused]] const Rows& following, const Pass& pass,
                                  HalvesRoom& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   const Rows rows = all;
   const size_t whole = pass.columns - pass.half, width = pass.width;
   const bool fresh = pass.fresh;
-  if constexpr (std::is_same_v<Pick, All>) {
+  if constexpr (in_order) {
     auto run = ahead.run();
     for (size_t col = 0; col < whole; ++col) {
       if (run.left > 4 * Q) {
@@ -256,6 +256,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   const size_t bytes = (o1 - o0) / 2, lead = kHalfRows + lead_bytes() / (64 * columns);
   const bool odd = groups % 2 != 0;  // the last column is half a one
   const Asking asking = asking_for(upper);
+  const bool whole_rows = o1 - o0 == upper.oc;
   const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
   Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
@@ -292,9 +293,12 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
           rows(upper.data, rb, first, pick, c + i, m);
       const Rows following = next + kHalfRows <= count ? Rows(upper.data, rb, first, pick, next, kHalfRows) : rows;
       fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);
-      const auto dot = asking == Asking::far     ? dot_upper<kHalfRows / 4, Asking::far, Rows, Pick>
-                       : asking == Asking::paced ? dot_upper<kHalfRows / 4, Asking::paced, Rows, Pick>
-                                                 : dot_upper<kHalfRows / 4, Asking::near, Rows, Pick>;
+      const auto dot = choose_asking(asking, [&](auto how) {
+        constexpr Asking kHow = decltype(how)::value;
+        constexpr size_t kQuads = kHalfRows / 4;
+        return whole_rows ? dot_upper<kQuads, kHow, std::is_same_v<Pick, All>, Rows, Pick>
+                          : dot_upper<kQuads, kHow, false, Rows, Pick>;
+      });
       dot(rows, following, pass, room, ahead);
     }
     const float offset = UpperRow::kOffset * UpperRow::kUnit * static_cast<float>(1 << s.shift);

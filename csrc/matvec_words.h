@@ -14,6 +14,16 @@ constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no c
 inline Asking asking_for(const Mat& w) {
   return !kNear ? Asking::far : w.bytes() >= kFromMemory ? Asking::paced : Asking::near;
 }
+template <Asking how>
+struct How {
+  static constexpr Asking value = how;
+};
+template <class F>
+auto choose_asking(Asking asking, F&& f) {
+  return asking == Asking::far    ? f(How<Asking::far>())
+         : asking == Asking::near ? f(How<Asking::near>())
+                                  : f(How<Asking::paced>());
+}
 template <Asking asking>
 INLINE inline void ask_line(const uint8_t* at) {
   __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
@@ -123,9 +133,9 @@ struct Pass {
   bool half, fresh;  // the last column is half a one; the sums start from zero
 };
 
-// A whole pass of P pairs; next: of rows that lie one after the other nothing, else those of the next pass, whose
-// lines are asked for column by column. Not inlined: what it works with stays in registers.
-template <class Column, size_t P, Asking asking, class Rows, class Pick>
+// A whole pass of P pairs. in_order: whole rows, one after the other, whose lines are asked for as they lie in memory;
+// else those of the rows that follow are, column by column. Not inlined: what it works with stays in registers.
+template <class Column, size_t P, Asking asking, bool in_order, class Rows, class Pick>
 [[gnu::noinline]] void dot_pass(const Rows& all, [[maybe_unused]] const Rows& following, const Pass& pass,
                                 Room<Column, 1>& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   using Kept = Room<Column, 1>;
@@ -139,7 +149,7 @@ template <class Column, size_t P, Asking asking, class Rows, class Pick>
     if constexpr (Column::kHalves)
       if (pass.half) dot_column<Column, true, P>(rows, P, 64 * whole, x, width, sums, fresh, AskNothing());
   };
-  if constexpr (std::is_same_v<Pick, All>) {
+  if constexpr (in_order) {
     auto run = ahead.run();
     columns([&](size_t at) INLINE {
       if (run.left > 2 * P) {
@@ -190,6 +200,7 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const size_t width = (groups + 31) / 32 * 32, lead = kWordRows + lead_bytes() / (64 * columns);  // rows
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
+  const bool whole = o1 - o0 == w.oc;
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
@@ -213,9 +224,12 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
         continue;
       }
       const Rows following = next + kWordRows <= count ? Rows(w.data, rb, first, pick, next, kWordRows) : rows;
-      const auto dot = asking == Asking::far     ? dot_pass<Column, kWordRows / 2, Asking::far, Rows, Pick>
-                       : asking == Asking::paced ? dot_pass<Column, kWordRows / 2, Asking::paced, Rows, Pick>
-                                                 : dot_pass<Column, kWordRows / 2, Asking::near, Rows, Pick>;
+      const auto dot = choose_asking(asking, [&](auto how) {
+        constexpr Asking kHow = decltype(how)::value;
+        constexpr size_t kPairs = kWordRows / 2;
+        return whole ? dot_pass<Column, kPairs, kHow, std::is_same_v<Pick, All>, Rows, Pick>
+                     : dot_pass<Column, kPairs, kHow, false, Rows, Pick>;
+      });
       dot(rows, following, pass, room, ahead);
     }
     for (size_t col = 0; col < columns; ++col)

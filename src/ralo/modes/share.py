@@ -17,7 +17,7 @@ GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
 KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
 FINE = 0.05  # of channels that are read whole where the others are read by halves
 HALF_TIME = 0.6  # that they take then, where it was not measured
-WORTH = 0.95  # of dense's time: what takes longer by halves is read whole
+WORTH = 0.8  # of dense's time: what takes longer by halves is read whole
 # Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
 PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}
 
