@@ -58,7 +58,9 @@ def tune_k(
                 high = middle
             else:
                 low = middle
-        k = fastest(lm, mode, profile, sorted({high, round((high + 1) / 2, 3), 1.0}))
+        middle = round((high + 1) / 2, 3)  # more is kept, but costs need not fall evenly
+        held = [k for k in (high, middle) if (tried.get(k) or quality(k)).delta_ppl_pct <= max_dppl]
+        k = fastest(lm, mode, profile, sorted({*held, 1.0}))
         found = tried.get(k) or quality(k)
     finally:
         lm.use(before, profile)
