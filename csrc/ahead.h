@@ -51,7 +51,7 @@ struct RowsAt<Listed, N> {
 };
 
 // Bytes of rows that are asked for beyond the next ones.
-inline size_t lead_bytes() { return kNear ? 8 << 10 : 32 << 10; }
+inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 
 // Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the
 // following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are read, and a head
@@ -81,7 +81,7 @@ class Ahead {
   void fetch(size_t lines) {
     while (lines > 0 && left_ > 0) {
       const size_t n = upto(lines, left_);
-      if (kNear)
+      if (near_rows)
         for (size_t l = 0; l < n; ++l) __builtin_prefetch(row_ + 64 * l, 0, 3);
       else
         for (size_t l = 0; l < n; ++l) __builtin_prefetch(row_ + 64 * l, 0, 2);

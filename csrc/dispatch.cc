@@ -58,7 +58,11 @@ const Level* best() {
 const Level* chosen = best();
 }  // namespace
 
-const bool kNear = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+bool near_rows = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+#else
+bool near_rows = false;
+#endif
 const Kernels& kernels() { return *chosen->table; }
 const char* level() { return chosen->name; }
 const char* const* levels() {

@@ -115,7 +115,7 @@ INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, 
 
 // As dot_pass; Q quads.
 template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
-[[gnu::noinline]] void dot_upper(const Rows& all, [[maybe_unused]] const Rows& following, const Pass& pass,
+[[gnu::noinline]] void dot_upper(const Rows& all, [[maybe_unused]] const Rows& following, const Columnwise& pass,
                                  HalvesRoom& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   const Rows rows = all;
   const size_t whole = pass.columns - pass.half, width = pass.width;
@@ -142,7 +142,8 @@ template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
   if (pass.half) dot_upper_column<true, Q>(rows, Q, whole, width, fresh, room, AskNothing());
 }
 // The last pass, of fewer rows.
-[[gnu::noinline]] inline void dot_upper_rest(const SideBySide& rows, size_t quads, const Pass& pass, HalvesRoom& room) {
+[[gnu::noinline]] inline void dot_upper_rest(const SideBySide& rows, size_t quads, const Columnwise& pass,
+                                             HalvesRoom& room) {
   const size_t whole = pass.columns - pass.half;
   for (size_t col = 0; col < whole; ++col)
     dot_upper_column<false, 0>(rows, quads, col, pass.width, pass.fresh, room, AskNothing());
@@ -282,7 +283,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fine_ahead.fetch(columns * (whole * kHalfRows / n + 1));
       const size_t next = c + i + m;
-      const Pass pass{m / 2, columns, width, odd, i == 0};
+      const Columnwise pass{columns, width, odd, i == 0};
       if (m < kHalfRows) {
         const SideBySide of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m);
         fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);

@@ -292,8 +292,9 @@ struct Kernels {
 #include "kernels.def"
 #undef KERNEL
 };
-// Whether rows that are read next fit into the first-level cache, beside those that are being read: 48 KB and more do.
-extern const bool kNear;
+// Whether rows that are read next are asked for into the first-level cache, beside those that are being read: where it
+// has 48 KB or more. It changes no result.
+extern bool near_rows;
 const Kernels& kernels();            // the chosen level's table
 const char* level();                 // its name
 const char* const* levels();         // levels this CPU can run, best first, null-terminated

@@ -151,7 +151,9 @@ void apply_few(const Few& few) {
   parallel_runs(few.parts(), [&](size_t part, size_t begun, size_t thread) {
     if (few.part(part, begun, others, scratch(thread, room))) apart[part] = 1;
   });
-  parallel(few.to_add_up() ? few.tokens : 0, [&](size_t t, size_t) { few.add_up(t, others, apart); });
+  if (!few.to_add_up()) return;
+  if (few.tokens == 1) return few.add_up(0, others, apart);
+  parallel(few.tokens, [&](size_t t, size_t) { few.add_up(t, others, apart); });
 }
 
 // The same by one thread, with room for its sums.

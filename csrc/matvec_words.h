@@ -2,49 +2,10 @@
 // into bytes, and so the same bits. Two rows are interleaved in registers; each 32-bit lane then sums two channels of
 // one output.
 #pragma once
+#include "asking.h"
 #include "matvec_vnni.h"
 
 namespace ISA {
-
-// How lines are asked for while rows are multiplied: into the second-level cache, into the first, or into the first at
-// a pace. The CPU drops prefetches that come faster than memory answers, and what is computed here may be twice as
-// fast.
-enum class Asking { far, near, paced };
-constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no cache when its turn comes again
-inline Asking asking_for(const Mat& w) {
-  return !kNear ? Asking::far : w.bytes() >= kFromMemory ? Asking::paced : Asking::near;
-}
-template <Asking how>
-struct How {
-  static constexpr Asking value = how;
-};
-template <class F>
-auto choose_asking(Asking asking, F&& f) {
-  return asking == Asking::far    ? f(How<Asking::far>())
-         : asking == Asking::near ? f(How<Asking::near>())
-                                  : f(How<Asking::paced>());
-}
-template <Asking asking>
-INLINE inline void ask_line(const uint8_t* at) {
-  __builtin_prefetch(at, 0, asking == Asking::far ? 2 : 3);
-}
-// Four products one after the other: 12 clocks, in which two lines are asked for. 47 GB/s of one core at 4.4 GHz, more
-// than memory gives it (benches/lines.py).
-template <Asking asking, class T>
-INLINE inline void keep_pace(T& at) {
-  if constexpr (asking == Asking::paced)
-    asm volatile("imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0; imul $1, %0, %0" : "+r"(at));
-}
-// Two lines of a run.
-template <Asking asking>
-INLINE inline void ask_two(const uint8_t*& at) {
-  keep_pace<asking>(at);
-  ask_line<asking>(at), ask_line<asking>(at + 64);
-  at += 128;
-}
-struct AskNothing {
-  void operator()(size_t) const {}
-};
 
 constexpr size_t kWordRows = 8;  // that are read side by side
 
@@ -127,16 +88,16 @@ INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const i
   each<Column::kSums * 4>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
-// What a pass works with.
-struct Pass {
-  size_t pairs, columns, width;
+// Of a pass through the columns of some rows.
+struct Columnwise {
+  size_t columns, width;
   bool half, fresh;  // the last column is half a one; the sums start from zero
 };
 
 // A whole pass of P pairs. in_order: whole rows, one after the other, whose lines are asked for as they lie in memory;
 // else those of the rows that follow are, column by column. Not inlined: what it works with stays in registers.
 template <class Column, size_t P, Asking asking, bool in_order, class Rows, class Pick>
-[[gnu::noinline]] void dot_pass(const Rows& all, [[maybe_unused]] const Rows& following, const Pass& pass,
+[[gnu::noinline]] void dot_pass(const Rows& all, [[maybe_unused]] const Rows& following, const Columnwise& pass,
                                 Room<Column, 1>& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   using Kept = Room<Column, 1>;
   const Rows rows = all;
@@ -176,15 +137,15 @@ template <class Column, size_t P, Asking asking, bool in_order, class Rows, clas
 
 // The last pass, of fewer rows.
 template <class Column, class Rows>
-[[gnu::noinline]] void dot_rest(const Rows& rows, const Pass& pass, Room<Column, 1>& room) {
+[[gnu::noinline]] void dot_rest(const Rows& rows, size_t pairs, const Columnwise& pass, Room<Column, 1>& room) {
   using Kept = Room<Column, 1>;
   const size_t whole = pass.columns - pass.half;
   for (size_t col = 0; col < whole; ++col)
-    dot_column<Column, false, 0>(rows, pass.pairs, 64 * col, room.words + col * Kept::kGroupsOf, pass.width,
+    dot_column<Column, false, 0>(rows, pairs, 64 * col, room.words + col * Kept::kGroupsOf, pass.width,
                                  room.sums + col * Kept::kVectors, pass.fresh, AskNothing());
   if constexpr (Column::kHalves)
     if (pass.half)
-      dot_column<Column, true, 0>(rows, pass.pairs, 64 * whole, room.words + whole * Kept::kGroupsOf, pass.width,
+      dot_column<Column, true, 0>(rows, pairs, 64 * whole, room.words + whole * Kept::kGroupsOf, pass.width,
                                   room.sums + whole * Kept::kVectors, pass.fresh, AskNothing());
 }
 
@@ -218,9 +179,9 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fold_pairs(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);
-      const Pass pass{m / 2, columns, width, half, i == 0};
+      const Columnwise pass{columns, width, half, i == 0};
       if (m < kWordRows) {
-        dot_rest(rows, pass, room);
+        dot_rest(rows, m / 2, pass, room);
         continue;
       }
       const Rows following = next + kWordRows <= count ? Rows(w.data, rb, first, pick, next, kWordRows) : rows;

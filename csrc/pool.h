@@ -39,6 +39,7 @@ float* scratch(size_t thread, size_t n);
 template <class F>
 void by_rows(size_t rows, F&& f) {
   constexpr size_t kRows = 8;
+  if (rows > 0 && rows <= kRows) return f(size_t{0}, rows);
   parallel((rows + kRows - 1) / kRows, [&](size_t task, size_t) {
     const size_t first = task * kRows;
     f(first, rows - first < kRows ? rows - first : kRows);

@@ -19,6 +19,8 @@ NB_MODULE(_core, m) {
       "force_level",
       [](const std::string& name) { need(force_level(name.c_str()), "unknown ISA level, or one this CPU lacks"); },
       nb::arg("name"));
+  m.def("near_rows", [] { return near_rows; }, "Whether rows are asked for into the first-level cache");
+  m.def("set_near_rows", [](bool near) { near_rows = near; }, nb::arg("near"));
   m.def("threads", [] { return threads(); });
   m.def(
       "set_threads",
