@@ -97,6 +97,9 @@ def _serve(app: FastAPI, sock: socket.socket) -> None:
             while not service.hurried and time.perf_counter() < until:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)  # for the ends of streams to be sent
+            for connection in list(self.server_state.connections):  # what a client does not read would hold up the end
+                if transport := getattr(connection, "transport", None):
+                    transport.abort()
             self.force_exit = True
 
     config = uvicorn.Config(app, http=Protocol, ws="none", log_level="error", access_log=False, backlog=512)
