@@ -135,7 +135,7 @@ inline void in_order(const __m512* v, __m512* out) {
 }
 inline void add_to(float* y, __m512 v, float zero, float step) {
   v = _mm512_mul_ps(_mm512_sub_ps(v, _mm512_set1_ps(zero)), _mm512_set1_ps(step));
-  _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), v));  // not fused: see added_kPass
+  _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), v));  // not fused: see added_at_once
 }
 
 // One 64-byte column of rows. dot() adds vectors [m0, m0 + M) of four rows to N tokens' sums of the high and of the low

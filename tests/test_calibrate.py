@@ -17,6 +17,7 @@ from ralo.calibrate import calibrate
 from ralo.compose import compose
 from ralo.formats import safetensors
 from ralo.plan import Setup
+from ralo.quality import Quality
 from ralo.sequence import Sequence
 from ralo.weights import PLACES
 
@@ -149,6 +150,21 @@ def test_tuning_stays_within_the_budget(lm, profile, monkeypatch):
         worse = [q for k, q in tuned.tried if k < tuned.mode.k]
         assert all(q.delta_ppl_pct > budget for q in worse)
     assert not lm.model.has_modes
+
+
+def test_a_larger_k_is_taken_only_where_it_holds_itself(lm, profile, monkeypatch):
+    """Costs need not fall as k rises: between the least k that holds and 1 there may be one that does not."""
+
+    def quality(*_: object, **__: object) -> Quality:
+        k = lm.plan.modes[0].k
+        return Quality(1.0, 1.0, 2.0 if k < 0.5 or 0.7 < k < 0.8 else 0.1, (0.0, 0.0), 0.0, 1.0, 1)
+
+    asked: list[float] = []
+    monkeypatch.setattr(autotune, "perplexity", quality)
+    monkeypatch.setattr(autotune, "fastest", lambda lm, mode, profile, ks: asked.extend(ks) or ks[0])
+    tuned = tune_k(lm, KWTA(), profile, TOKENS, 1.0)
+    assert len(asked) == 2 and 0.5 <= asked[0] < 0.53 and asked[1] == 1.0
+    assert tuned.mode.k == asked[0] and any(0.7 < k < 0.8 for k, _ in tuned.tried)
 
 
 def test_of_what_is_good_enough_the_fastest_is_taken(lm, profile, monkeypatch):
