@@ -35,7 +35,7 @@ void set_threads(size_t n);  // n >= 1
 // A buffer of at least n floats that belongs to the thread; only for use inside a task.
 float* scratch(size_t thread, size_t n);
 
-// f(first, count) over rows, a few at a time.
+// f(first, count) over rows, a few at a time; where there are no more, by the calling thread alone.
 template <class F>
 void by_rows(size_t rows, F&& f) {
   constexpr size_t kRows = 8;

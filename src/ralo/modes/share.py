@@ -51,8 +51,8 @@ def costs(
 
 
 def halves_pay(profile: Profile | None, place: str) -> bool:
-    """Whether reading a place by halves takes less time than dense, as far as that was measured: where matrices are
-    small it may not."""
+    """Whether reading a place by halves takes WORTH of dense's time or less, as far as that was measured: where
+    matrices are small it may not."""
     half, whole = (profile.halved.get(place), profile.seconds.get(place)) if profile else (None, None)
     return half is None or whole is None or float(half[1, -1]) < WORTH * float(whole[1, -1])
 
