@@ -44,6 +44,12 @@ INLINE inline void ask_two(const uint8_t*& at) {
   ask_line<asking>(at), ask_line<asking>(at + 64);
   at += 128;
 }
+// The p-th pair of rows, the line `at` bytes into each. pace: zero, and stays so.
+template <Asking asking, class Rows>
+INLINE inline void ask_pair(const Rows& rows, size_t p, size_t at, size_t& pace) {
+  keep_pace<asking>(pace);
+  ask_line<asking>(rows[2 * p] + at + pace), ask_line<asking>(rows[2 * p + 1] + at + pace);
+}
 struct AskNothing {
   void operator()(size_t) const {}
 };

@@ -134,10 +134,10 @@ template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
     ahead.go_on(run);
   } else {
     const Rows next = following;
+    size_t pace = 0;
     for (size_t col = 0; col < whole; ++col)
-      dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&](size_t p) INLINE {
-        ask_line<asking>(next[2 * p] + 64 * col), ask_line<asking>(next[2 * p + 1] + 64 * col);
-      });
+      dot_upper_column<false, Q>(rows, Q, col, width, fresh, room,
+                                 [&](size_t p) INLINE { ask_pair<asking>(next, p, 64 * col, pace); });
   }
   if (pass.half) dot_upper_column<true, Q>(rows, Q, whole, width, fresh, room, AskNothing());
 }

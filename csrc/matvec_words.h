@@ -127,10 +127,8 @@ template <class Column, size_t P, Asking asking, bool in_order, class Rows, clas
     const Rows next = following;
     size_t pace = 0;
     columns([&](size_t at) INLINE {
-      dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh, [&](size_t p) INLINE {
-        keep_pace<asking>(pace);
-        ask_line<asking>(next[2 * p] + at + pace), ask_line<asking>(next[2 * p + 1] + at + pace);
-      });
+      dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh,
+                                   [&](size_t p) INLINE { ask_pair<asking>(next, p, at, pace); });
     });
   }
 }
