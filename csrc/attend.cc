@@ -110,7 +110,7 @@ size_t decode(const Cache& c, const float* q, size_t stride, size_t tokens, size
   const Decoding text(c, q, stride, tokens, heads, e, past, window, scale, queries.get(room.queries),
                       parts.get(room.parts));
   if (text.keys() > kFew)
-    parallel(text.tasks(), [&](size_t task, size_t thread) { text.run(task, thread); });
+    parallel_runs(text.tasks(), [&](size_t task, size_t, size_t thread) { text.run(task, thread); });
   else
     for (size_t task = 0; task < text.tasks(); ++task) text.run(task, 0);
   text.merge(out);

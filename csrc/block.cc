@@ -59,16 +59,12 @@ size_t takers(const S* slot, Texts texts) {
 
 }  // namespace
 
-size_t Input::part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass) {
-  return apply_part(l.weights(pass), choose(x, pass.past, l.place, pass), l.bias, x, y, o0, o1);
-}
-
 size_t Input::parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass) {
   static thread_local Buffer<float> rows;
   float* kept = rows.get(tokens * n);
   std::memset(kept, 0, tokens * n * sizeof(float));
   for (size_t t = 0; t < tokens; ++t) {
-    const Channels used = choose(x + t * n, pass.past + t, l.place, pass);
+    const Channels used = choose(x + t * n, pass.past + t, l.place, pass).kept;
     for (size_t i = 0; i < used.count; ++i) {
       const size_t c = t * n + (used.list ? used.list[i] : i);
       kept[c] = x[c];

@@ -157,7 +157,7 @@ void apply_few(const Few& few) {
 }
 
 // The same by one thread, with room for its sums.
-void apply_alone(const Few& few, size_t thread) {
+void apply_by(size_t thread, const Few& few) {
   const size_t own = std::max(few.w.oc, matvec_scratch(kSharedTokens));
   float* room = scratch(thread, own + few.sums());
   static thread_local std::vector<uint8_t> apart;
@@ -250,7 +250,7 @@ size_t apply_rows(const Mat& w, const float* bias, const float* x, size_t rows, 
     return Few(w, {nullptr, w.ic}, bias, x + first * w.ic, n, y + first * w.oc, add, 0, w.oc);
   };
   if (own)
-    parallel(groups, [&](size_t g, size_t thread) { apply_alone(few(g), thread); });
+    parallel(groups, [&](size_t g, size_t thread) { apply_by(thread, few(g)); });
   else
     for (size_t g = 0; g < groups; ++g) apply_few(few(g));
   return groups * w.bytes();
@@ -269,7 +269,7 @@ size_t apply_halves(const Halves& h, const Channels& kept, const Channels& fine,
                     float* y, bool add, size_t o0, size_t o1) {
   if (o0 == o1) return 0;
   apply_few({h.upper, kept, bias, x, 1, y, add, o0, o1, &h.lower, fine});
-  return kept.count * h.upper.part_bytes(o1 - o0) + fine.count * h.lower.part_bytes(o1 - o0);
+  return used_bytes(h.upper, {kept, &h, fine}, o0, o1);
 }
 
 size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, const float* bias, size_t tokens,
@@ -296,6 +296,27 @@ size_t apply_part(const Mat& w, const Channels& c, const float* bias, const floa
   if (o0 == o1) return 0;
   if (w.factors) return apply_factors_part(w, c, bias, x, y, o0, o1);
   apply_few({w, c, bias, x, 1, y, false, o0, o1});
+  return used_bytes(w, {c}, o0, o1);
+}
+
+size_t apply_used(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
+  if (!used.halves) return apply_part(w, used.kept, bias, x, y, o0, o1);
+  return apply_halves(*used.halves, used.kept, used.fine, bias, x, y, false, o0, o1);
+}
+
+void apply_alone(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1) {
+  const size_t count = used.kept.count;
+  start(bias, y, o0, o1);
+  if (used.halves)
+    kernels().matvec_halves(used.halves->upper, used.halves->lower, used.kept, used.fine, x, y, o0, o1, 0, count);
+  else
+    table(w.quant).matvec(w, used.kept, x, y, o0, o1, 0, count);
+}
+
+size_t used_bytes(const Mat& w, const Used& used, size_t o0, size_t o1) {
+  const Channels& c = used.kept;
+  if (used.halves)
+    return c.count * used.halves->upper.part_bytes(o1 - o0) + used.fine.count * used.halves->lower.part_bytes(o1 - o0);
   if (w.proc) return proc_bytes(w, c, o0, o1);
   return w.hashed ? hashed_bytes(w, c, o0, o1) : c.count * w.part_bytes(o1 - o0);
 }

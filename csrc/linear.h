@@ -20,6 +20,17 @@ void halve(const Mat& w, const Halves& h);
 // those.
 size_t apply_halves(const Halves& h, const Channels& kept, const Channels& fine, const float* bias, const float* x,
                     float* y, bool add, size_t o0, size_t o1);
+// What one token uses of a map: all or some of the channels; where there are halves, of `fine` ones among them both.
+struct Used {
+  Channels kept;
+  const Halves* halves = nullptr;
+  Channels fine{nullptr, 0};
+};
+// Outputs [o0, o1) from those, split over the pool, or by the calling thread inside a task of its own. alone: w is no
+// product of factors, and sums are added up in one run, so that bits may differ from the others'.
+size_t apply_used(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1);
+void apply_alone(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1);
+size_t used_bytes(const Mat& w, const Used& used, size_t o0, size_t o1);
 // Several tokens: x with zeros in place of the channels that are not kept, or not fine (tokens, ic).
 size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, const float* bias, size_t tokens,
                          float* y, bool add, Many many);

@@ -63,12 +63,11 @@ struct Input : Slot {
   const size_t n;  // channels
   explicit Input(size_t n_) : n(n_) {}
   virtual size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) = 0;
-  // The channels of the token at `position` that are used; for a slot that computes a part of the map by itself.
-  virtual Channels choose(const float* /*x*/, size_t /*position*/, Place /*place*/, const Pass& /*pass*/) {
-    return {nullptr, n};
+  // What is used of the token at `position`, until the next call; for a slot that computes a part of the map by itself.
+  virtual Used choose(const float* /*x*/, size_t /*position*/, Place /*place*/, const Pass& /*pass*/) {
+    return {{nullptr, n}};
   }
-  // One token, outputs [o0, o1) of the map from those channels; several tokens, all outputs: what each gives alone.
-  virtual size_t part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass);
+  // Several tokens, all outputs from that: what each gives alone.
   virtual size_t parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass);
 };
 // Of attention: which keys and values are read. out (tokens, heads * e).

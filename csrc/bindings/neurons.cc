@@ -65,20 +65,27 @@ struct RankGuessObject {
   }
 };
 
+using SomeBytes = std::optional<Bytes>;
 struct KwtaMlpObject : KwtaMlp {
   Bytes data;
   ConstScales scales;
+  SomeBytes gate_data;
+  ConstScales gate_scales;
   Norms norms;
   nb::object kept;  // the guess
   KwtaMlpObject(const std::string& quant, size_t d, size_t f, Bytes data_, ConstScales scales_, Norms norms_,
                 size_t block, const std::string& pick, double amount, float temp, size_t duty, bool seed, bool zeros,
-                const RankGuessObject* guess_)
+                const RankGuessObject* guess_, SomeBytes gate_data_, ConstScales gate_scales_)
       : KwtaMlp(rows_of(quant, d, f, data_, scales_),
+                gate_data_ ? rows_of(quant, d, f, *gate_data_, gate_scales_) : NeuronRows{},
                 {f, block, norms_ ? norms_->data() : nullptr, rule_of(pick, amount, temp)}, {duty, seed}, zeros,
                 guess_ ? guess_->guess : RankGuess{}),
         data(std::move(data_)),
         scales(std::move(scales_)),
+        gate_data(std::move(gate_data_)),
+        gate_scales(std::move(gate_scales_)),
         norms(std::move(norms_)) {
+    need(!gate_data || by_itself(), "a gate is read by rows where a neuron wins by its own gate");
     need(block > 0 && duty > 0, "block and duty must be positive");
     if (norms) need(norms->shape(0) == f, "norms must be (f,)");
     if (!guess_) return;
@@ -114,10 +121,12 @@ void bind_neurons(nb::module_& m) {
   nb::class_<KwtaMlpObject, MlpSlot>(m, "KwtaMlp",
                                      "Only the neurons with the largest |act(gate)| * norm are read of up and down")
       .def(nb::init<const std::string&, size_t, size_t, Bytes, ConstScales, Norms, size_t, const std::string&, double,
-                    float, size_t, bool, bool, const RankGuessObject*>(),
+                    float, size_t, bool, bool, const RankGuessObject*, SomeBytes, ConstScales>(),
            nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(), array("norms").none(),
            nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"), nb::arg("duty"), nb::arg("seed"),
-           nb::arg("zeros"), nb::arg("guess").none() = nb::none(), "guess: gates that will hardly win are not read")
+           nb::arg("zeros"), nb::arg("guess").none() = nb::none(), array("gate_data").none() = nb::none(),
+           array("gate_scales").none() = nb::none(),
+           "guess: gates that will hardly win are not read; gate_data, gate_scales: the gate is read by its rows")
       .def_rw("plant", &KwtaMlpObject::plant, "the next winner gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaMlpObject& k) { return counts_of(k); });
 }

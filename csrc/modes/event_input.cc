@@ -51,11 +51,11 @@ void EventInput::count(size_t sent, size_t bytes, size_t all) {
   counts.bytes_read += bytes, counts.bytes_skipped += all - bytes;
 }
 
-Channels EventInput::choose(const float* x, size_t, Place, const Pass&) {
+Used EventInput::choose(const float* x, size_t, Place, const Pass&) {
   const size_t most = rule.most[level()];
   const Channels some = most >= n ? Channels{nullptr, n} : pick(x, most);
   count(some.count, 0, 0);
-  return some;
+  return {some};
 }
 
 // Brings what is remembered up to date with x; bytes read.

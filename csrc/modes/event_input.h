@@ -42,7 +42,7 @@ struct EventInput : GuardedInput {
   EventInput(const EventRule& r, size_t layer_, Pacer* p)
       : GuardedInput(r.chooser.n), rule(r), layer(layer_), pacer(p) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Sent>(); }
-  Channels choose(const float* x, size_t position, Place place, const Pass& pass) override;
+  Used choose(const float* x, size_t position, Place place, const Pass& pass) override;
 
  private:
   size_t level() const { return pacer ? pacer->level(layer) : 0; }

@@ -70,15 +70,24 @@ Channels Winners::choose(Held& held, const float* x, size_t position) {
 Channels Winners::chosen_now(Held& held, const float* x, size_t position) {
   static thread_local Buffer<uint32_t> lists;
   uint32_t* list = lists.get(chooser.n);
-  const size_t count = chooser.choose(x, list);
+  const Channels won{list, chooser.choose(x, list)};
+  look(held, won, position);
+  return won;
+}
+
+void Winners::note(Held& held, const Channels& won, size_t position) {
+  ++counts.steps, counts.channels += chooser.n;
+  look(held, won, position);
+}
+
+void Winners::look(Held& held, const Channels& won, size_t position) {
+  counts.kept += won.count;
   if (position % kCompareEvery == kCompareEvery - 1) {
-    held.before.assign(list, list + count);
+    held.before.assign(won.list, won.list + won.count);
     held.before_from = position, held.comparable = true;
   } else if (position % kCompareEvery == 0 && held.comparable && held.before_from + 1 == position) {
-    compare(held.before, list, count);
+    compare(held.before, won.list, won.count);
   }
-  counts.kept += count;
-  return {list, count};
 }
 
 void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list, size_t count) {
@@ -91,12 +100,12 @@ void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list,
   ++counts.compared;
 }
 
-// The winners; all channels where there are as many, without a choice.
-Channels KwtaInput::chosen(Held& held, const float* x, size_t position) {
-  const Rule& r = winners.chooser.rule;
-  if (!fine.halves || r.k < n) return winners.choose(held, x, position);
+// The winners; of halves all channels where there are as many, without a choice.
+Used KwtaInput::used(Held& held, const float* x, size_t position) {
+  if (!fine.halves) return {winners.choose(held, x, position)};
+  if (winners.chooser.rule.k < n) return {winners.choose(held, x, position), fine.halves, best(x)};
   ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
-  return {nullptr, n};
+  return {{nullptr, n}, fine.halves, best(x)};
 }
 
 // The channels that are read whole.
@@ -108,12 +117,6 @@ Channels KwtaInput::best(const float* x) {
   const Channels out{list, fine.most ? pick(rule, x, winners.chooser.norms, n, list) : 0};
   winners.counts.fine += out.count;
   return out;
-}
-
-size_t KwtaInput::part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass) {
-  if (!fine.halves) return Input::part(l, x, y, o0, o1, pass);
-  const Channels kept = chosen(state<Held>(pass, l.place), x, pass.past);
-  return apply_halves(*fine.halves, kept, best(x), l.bias, x, y, false, o0, o1);
 }
 
 size_t KwtaInput::parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass) {
@@ -134,8 +137,9 @@ size_t KwtaInput::many_halves(Held& held, const Linear& l, const float* x, size_
     }
   };
   for (size_t t = 0; t < tokens; ++t) {
-    copy(chosen(held, x + t * n, pass.past + t), t, all);
-    copy(best(x + t * n), t, some);
+    const Used some_of = used(held, x + t * n, pass.past + t);
+    copy(some_of.kept, t, all);
+    copy(some_of.fine, t, some);
   }
   return apply_halves_many(*fine.halves, all, some, l.bias, tokens, y, add, pass.many);
 }
@@ -152,11 +156,12 @@ size_t KwtaInput::run(const Linear& l, const float* x, size_t tokens, float* y, 
 }
 
 size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
-  const Channels won = chosen(held, x, pass.past);
+  const Used of = used(held, x, pass.past);
+  const Channels& won = of.kept;
   const size_t count = won.count;
   size_t bytes;
-  if (fine.halves) {
-    bytes = apply_halves(*fine.halves, won, best(x), l.bias, x, y, add, 0, l.w->oc);
+  if (of.halves) {
+    bytes = apply_halves(*of.halves, won, of.fine, l.bias, x, y, add, 0, l.w->oc);
   } else if (count == n) {
     bytes = ::apply(l.weights(pass), l.bias, x, 1, y, add, pass.many);
   } else {

@@ -59,9 +59,12 @@ struct Winners {
   KwtaCounts counts{};
   // The winners of the token at `position`, until the next call.
   Channels choose(Held& held, const float* x, size_t position);
+  // Counts winners that somebody else chose at every position.
+  void note(Held& held, const Channels& won, size_t position);
 
  private:
   Channels chosen_now(Held& held, const float* x, size_t position);
+  void look(Held& held, const Channels& won, size_t position);
   void compare(const std::vector<uint32_t>& before, const uint32_t* list, size_t count);
 };
 
@@ -79,16 +82,15 @@ struct KwtaInput : GuardedInput {
   KwtaInput(const Chooser& c, const Duty& d, bool renorm_, const FineRule& f = {})
       : GuardedInput(c.n), winners{c, d}, renorm(renorm_), fine(f) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
-  Channels choose(const float* x, size_t position, Place place, const Pass& pass) override {
-    return winners.choose(state<Held>(pass, place), x, position);
+  Used choose(const float* x, size_t position, Place place, const Pass& pass) override {
+    return used(state<Held>(pass, place), x, position);
   }
-  size_t part(const Linear& l, const float* x, float* y, size_t o0, size_t o1, const Pass& pass) override;
   size_t parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass) override;
 
  private:
   size_t run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
-  Channels chosen(Held& held, const float* x, size_t position);
+  Used used(Held& held, const float* x, size_t position);
   Channels best(const float* x);
   size_t many_halves(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 };

@@ -4,6 +4,8 @@
 #include "modes/neurons.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -86,6 +88,62 @@ bool KwtaMlp::likely_gates(const Mlp& m, const float* in, size_t position, float
   });
 }
 
+namespace {
+
+// What the gate sees of its input.
+Used used_of(const Linear& l, const float* in, const Pass& pass) {
+  return taken(l.input, pass) ? l.input->choose(in, pass.past, l.place, pass) : Used{{nullptr, l.w->ic}};
+}
+
+}  // namespace
+
+// Where a neuron's fate hangs on its own gate one region of the pool does it all.
+size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
+  static thread_local std::vector<size_t> counts_of;
+  const NeuronSlices s(m, rows, in);
+  const bool by_rows = gate.data && !taken(m.up.input, pass);
+  const Used used = by_rows ? Used{{nullptr, 0}} : used_of(m.up, in, pass);
+  counts_of.assign(s.count, 0);
+  std::vector<size_t>& active = counts_of;  // the workers have others
+  std::atomic<bool> finite{true};
+  const float* norms = winners.chooser.norms;
+  parallel_runs(s.count, [&](size_t slice, size_t, size_t thread) {
+    const size_t first = s.first(slice), last = s.last(slice);
+    float* own = scratch(thread, rows.width());
+    uint32_t* list = s.list + first;
+    size_t found = 0;
+    if (by_rows)
+      s.gates(first, last, gate, own);
+    else
+      s.gates(first, last, used);
+    kernels().act(m.act, s.gate + first, nullptr, last - first, s.act + first);
+    for (size_t j = first; j < last; ++j) {
+      list[found] = static_cast<uint32_t>(j);
+      found += s.act[j] != 0.f && std::fabs(s.act[j]) * (norms ? norms[j] : 1.f) >= winners.chooser.rule.least;
+    }
+    if (plant && slice == 0 && found) s.act[list[0]] = std::numeric_limits<float>::quiet_NaN();
+    const bool good = kernels().finite(s.gate + first, last - first) && s.products(slice, found, own);
+    if (!good) finite = false;
+    active[slice] = found;
+  });
+  plant = plant && !active[0];
+  size_t won = 0;
+  for (size_t slice = 0; slice < s.count; ++slice) {
+    std::memmove(s.list + won, s.list + s.first(slice), active[slice] * sizeof(uint32_t));
+    won += active[slice];
+  }
+  KwtaCounts& counts = winners.counts;
+  winners.note(held, {s.list, won}, pass.past);
+  const size_t gates = by_rows ? gate.bytes() : used_bytes(*m.up.w, used, m.gate, m.gate + padded(m.f));
+  const size_t read = won * (rows.neuron_bytes() + m.down.w->channel_bytes());
+  counts.bytes_read += read;
+  if (!finite) return gates + read + dense(m, in, 1, x, pass);
+  const size_t all = m.up.w->bytes() + m.down.w->bytes();
+  counts.bytes_skipped += static_cast<int64_t>(all - std::min(gates + read, all));  // rows of an odd width have padding
+  s.add_up(x);
+  return gates + read;
+}
+
 size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
   static thread_local Buffer<float> gates, acts, hidden, ups;
   if (!zeros && winners.duty.seed && pass.past % winners.duty.every != 0) {  // dense, whatever the gate says
@@ -93,8 +151,9 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
     return all(m, in, x, pass);
   }
   const Mat& w = *m.up.w;
-  float *gate = gates.get(w.oc), *a = acts.get(m.f), *h = hidden.get(m.f), *u = ups.get(m.f);
   const bool others = taken(m.up.input, pass), guessed = guess && !others;
+  if (by_itself() && !guessed && !taken(m.down.input, pass)) return sliced(held, m, in, x, pass);
+  float *gate = gates.get(w.oc), *a = acts.get(m.f), *h = hidden.get(m.f), *u = ups.get(m.f);
   KwtaCounts& counts = winners.counts;
   size_t bytes = 0;
   if (guessed) {
@@ -103,8 +162,7 @@ size_t KwtaMlp::one(Held& held, const Mlp& m, const float* in, float* x, const P
     if (!finite) return bytes + dense(m, in, 1, x, pass);
   } else {
     const size_t o0 = m.gate, o1 = m.gate + padded(m.f);
-    bytes = others ? m.up.input->part(m.up, in, gate, o0, o1, pass)
-                   : apply_part(w, {nullptr, w.ic}, m.up.bias, in, gate, o0, o1);
+    bytes = apply_used(w, used_of(m.up, in, pass), m.up.bias, in, gate, o0, o1);
     kernels().act(m.act, gate + m.gate, nullptr, m.f, a);
   }
   const Channels won = choose(held, a, pass.past);

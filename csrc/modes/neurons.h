@@ -2,6 +2,7 @@
 // a guess of the gate, neither are gates that will hardly win.
 #pragma once
 #include "modes/kwta.h"
+#include "modes/neuron_slices.h"
 #include "modes/rank_guess.h"
 
 // Outputs [o0, o0 + out.f) of w, neuron by neuron: the same stored values, not quantised again.
@@ -9,15 +10,22 @@ void lay_out(const Mat& w, size_t o0, const NeuronRows& out);
 
 struct KwtaMlp : MlpSlot {
   const NeuronRows rows;  // of up
+  const NeuronRows gate;  // no data: the gate is read by input channels, as it is where it is not by_itself()
   Winners winners;        // by |act(gate)| * norm
   const bool zeros;       // neurons whose act(gate) is zero never win: they add nothing
   const RankGuess guess;  // not used where a slot in front of `up` chooses what the gate sees
   GuessCounts guesses{};
   bool plant = false;  // the next winner gets a NaN: shows that the guard works
-  KwtaMlp(const NeuronRows& r, const Chooser& c, const Duty& d, bool zeros_, const RankGuess& g)
-      : rows(r), winners{c, d}, zeros(zeros_), guess(g) {}
+  KwtaMlp(const NeuronRows& r, const NeuronRows& gate_, const Chooser& c, const Duty& d, bool zeros_,
+          const RankGuess& g)
+      : rows(r), gate(gate_), winners{c, d}, zeros(zeros_), guess(g) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   const char* misfit(const Mlp& m) const override;
+  // Whether a neuron wins by its own gate, whatever the others are.
+  bool by_itself() const {
+    const Chooser& c = winners.chooser;
+    return zeros && c.rule.pick == Pick::above && c.block == 1 && winners.duty.every == 1;
+  }
   size_t run(const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass) override;
 
  private:
@@ -27,6 +35,7 @@ struct KwtaMlp : MlpSlot {
   void keep(const Channels& likely, size_t position, float* a);
   bool likely_gates(const Mlp& m, const float* in, size_t position, float* gate, float* a, size_t& bytes);
   size_t one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass);
+  size_t sliced(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass);
   bool keep_likely(const Mlp& m, const float* in, size_t tokens, size_t past, float* a, size_t& bytes);
   size_t many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass);
   size_t down(const Mlp& m, const Channels& won, const float* h, float* x, const Pass& pass);

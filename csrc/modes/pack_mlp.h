@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "modes/gate_guess.h"
+#include "modes/neuron_slices.h"
 
 // How many neurons of one text's tokens were active. What a token is measured to have decides for the rest of its
 // window, so the decision can be made again from the counts alone, whatever was trimmed or cloned.
@@ -55,7 +56,6 @@ struct PackMlp : MlpSlot {
   size_t some_gates(const Token& t, Slice& s, float* scratch) const;
   size_t all_gates(const Token& t, Slice& s, float* scratch) const;
   void gates(const Token& t, Slice& s, float* scratch) const;
-  void products(const Token& t, Slice& s, float* scratch) const;
   size_t total(const std::vector<Slice>& slices, const Token& t);
   size_t fused(Densities& d, const Mlp& m, const float* in, float* x, const Pass& pass, bool open);
 
@@ -66,13 +66,3 @@ struct PackMlp : MlpSlot {
   void row(const Rows& r, size_t t) const;
   bool keep_active(Densities& d, const Rows& r, size_t t, size_t position, bool& bad);
 };
-
-// Neurons of a task: by the shape alone, so that results do not depend on the number of threads.
-inline size_t slice_width(size_t f) {
-  constexpr size_t kLeast = 256, kMost = 16;  // neurons worth a task, and tasks
-  return std::max(kLeast, padded((f + kMost - 1) / kMost));
-}
-
-// Which bits are set, `first` being the first one's number; how many.
-size_t list_of(const uint64_t* bits, size_t n, size_t first, uint32_t* list);
-size_t bits_of(const uint64_t* bits, size_t n);

@@ -330,8 +330,10 @@ class KwtaMlp(MlpSlot):
     Only the neurons with the largest |act(gate)| * norm are read of up and down
     """
 
-    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool, guess: RankGuess | None = None) -> None:
-        """guess: gates that will hardly win are not read"""
+    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool, guess: RankGuess | None = None, gate_data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, gate_scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None:
+        """
+        guess: gates that will hardly win are not read; gate_data, gate_scales: the gate is read by its rows
+        """
 
     @property
     def plant(self) -> bool:

@@ -28,6 +28,7 @@ from ralo.options import flag
 F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
+FROM_MEMORY = 4 << 20  # bytes of `up` from which on reading less of the gate is worth more than reading it by rows
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 
 
@@ -164,16 +165,18 @@ class KWTA(Mode):
         f, up = view.cfg.d_ff, view.weights.up
         zeros = view.cfg.act in ZEROS
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
+        by_rows = zeros and guess is None and up.nbytes < FROM_MEMORY
+        gate = _core.neuron_rows(up.core, up.slices["gate"].start, f) if by_rows else (None, None)
         block, norms = self._block if not zeros else 1, norms_of(view, "down")
         slot = _core.KwtaMlp(
             up.quant, up.ic, f, data, scales, norms, block, *self._neuron_rule(view), self.temp,
-            self.duty if not zeros else 1, self.form == "seed", zeros, guess.slot(up) if guess else None,
+            self.duty if not zeros else 1, self.form == "seed", zeros, guess.slot(up) if guess else None, *gate,
         )  # fmt: skip
         won = "neurons it does not block" if zeros else f"{self._share(view.index, 'down'):.2f} of neurons win"
-        copied = data.nbytes + (0 if scales is None else scales.nbytes)
+        copied = (data.nbytes + (0 if scales is None else scales.nbytes)) * (2 if by_rows or guess else 1)
         what = f"gate first, {won}" + (f", {guess}" if guess else "")
-        slots.put("mlp", slot, self.name, what, copied + (copied + guess.factors.nbytes if guess else 0))
-        return guess is not None
+        slots.put("mlp", slot, self.name, what, copied + (guess.factors.nbytes if guess else 0))
+        return by_rows or guess is not None
 
     def _neuron_rule(self, view: LayerView) -> tuple[str, float]:
         """How neurons win by act(gate)."""
