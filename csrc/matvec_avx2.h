@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "matvec_floats.h"
+#include "written_out.h"
 
 namespace ISA {
 
@@ -47,7 +48,7 @@ bool fold_pairs(const Mat& w, Pick pick, const float* x, size_t i0, size_t n, si
   for (size_t g = 0; g < groups; g += 16) {
     __m256i sums[2] = {none, none};  // of groups 0 to 3 and 8 to 11, then of the others
     for (size_t p = 0; 2 * p < n; ++p) {
-      ahead.fetch(2);
+      if (p % 4 == 0) ahead.fetch(8);
       __m256i words[2];
       for (size_t j = 0; j < 2; ++j) {
         const size_t at = pick(i0 + 2 * p + j) * stride + g0 + g;
@@ -159,24 +160,37 @@ struct NibbleColumn {
     sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_unpacklo_epi16(hi, lo), weights));
     sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_unpackhi_epi16(hi, lo), weights));
   }
+  // Not inlined: beside other code its sums do not stay in registers.
   template <class Rows>
-  static void dot(const Rows& rows, size_t at, size_t pairs, const Pairs& f, size_t x, size_t width, __m256i* sums) {
+  [[gnu::noinline]] static void dot(const Rows& rows, size_t at, size_t pairs, const Pairs& f, size_t x, size_t width,
+                                    __m256i* sums) {
+    pairs == kPass / 2 ? dot_pairs<kPass / 2>(rows, at, pairs, f, x, width, sums)
+                       : dot_pairs<0>(rows, at, pairs, f, x, width, sums);
+  }
+  // P pairs, written out; P = 0: as many as there are.
+  template <size_t P, class Rows>
+  INLINE static void dot_pairs(const Rows& rows, size_t at, size_t pairs, const Pairs& f, size_t x, size_t width,
+                               __m256i* sums) {
     const __m256i nibble = _mm256_set1_epi8(15);
     __m256i hi[4], lo[4];  // low nibbles of the first and the last 8 bytes of each half, then the high ones
     for (size_t i = 0; i < 4; ++i) hi[i] = lo[i] = _mm256_setzero_si256();
-    for (size_t p = 0; p < pairs; ++p) {
+    const auto pair = [&](size_t p) INLINE {
       const __m256i a = load_bytes(rows[2 * p] + at), b = load_bytes(rows[2 * p + 1] + at);
       const __m256i ab = _mm256_unpacklo_epi8(a, b), cd = _mm256_unpackhi_epi8(a, b);
       const __m256i x_hi = spread(f.hi + x + p * width), x_lo = spread(f.lo + x + p * width);
       // One after another: registers hold the sums and one vector of weights, no more.
-      const auto add = [&](size_t i, __m256i bytes) {
+      const auto add = [&](size_t i, __m256i bytes) INLINE {
         const __m256i w = _mm256_and_si256(bytes, nibble);
         hi[i] = _mm256_add_epi16(hi[i], _mm256_maddubs_epi16(w, x_hi));
         lo[i] = _mm256_add_epi16(lo[i], _mm256_maddubs_epi16(w, x_lo));
         asm volatile("" : "+x"(hi[i]), "+x"(lo[i]));
       };
       add(0, ab), add(1, cd), add(2, _mm256_srli_epi16(ab, 4)), add(3, _mm256_srli_epi16(cd, 4));
-    }
+    };
+    if constexpr (P > 0)
+      each<P>([&](auto p) INLINE { pair(p); });
+    else
+      for (size_t p = 0; p < pairs; ++p) pair(p);
     for (size_t i = 0; i < 4; ++i) add_sums(hi[i], lo[i], sums + 2 * i);
   }
   static void flush(const __m256i* sums, const float* zero, V step, float* y) {

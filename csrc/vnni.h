@@ -4,18 +4,9 @@
 #ifdef __AVX512VNNI__
 #include <immintrin.h>
 
-#include <utility>
-
-#define INLINE __attribute__((always_inline))
+#include "written_out.h"
 
 namespace ISA {
-
-// f(0), f(1) ... f(N - 1) with constants: an array indexed by them stays in registers, which a loop does not promise.
-template <size_t N, class F>
-INLINE inline void each(F&& f) {
-  [&]<size_t... I>(std::index_sequence<I...>)
-      INLINE { (f(std::integral_constant<size_t, I>()), ...); }(std::make_index_sequence<N>());
-}
 
 // Each 32-bit lane of acc += four products of w's unsigned and x's signed bytes.
 inline void dot_bytes(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
