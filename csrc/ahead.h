@@ -53,6 +53,12 @@ struct RowsAt<Listed, N> {
 // Bytes of rows that are asked for beyond the next ones.
 inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 
+// Of rows that are read `together` and asked for column by column: how many rows ahead. Short ones by several passes.
+inline size_t rows_apart(size_t together, size_t row_bytes) {
+  const size_t pass = together * row_bytes, passes = (lead_bytes() + pass - 1) / pass;
+  return together * (passes > 0 ? passes : 1);
+}
+
 // Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the
 // following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are read, and a head
 // start is made where something else is computed.

@@ -258,6 +258,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   const bool odd = groups % 2 != 0;  // the last column is half a one
   const Asking asking = asking_for(upper);
   const bool whole_rows = o1 - o0 == upper.oc;
+  const size_t apart = rows_apart(kHalfRows, 64 * columns);
   const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
   Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
@@ -282,7 +283,6 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       ahead.move(c + i + m, upto(c + i + m + lead, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fine_ahead.fetch(columns * (whole * kHalfRows / n + 1));
-      const size_t next = c + i + m;
       const Columnwise pass{columns, width, odd, i == 0};
       if (m < kHalfRows) {
         const SideBySide of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m);
@@ -292,7 +292,8 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       }
       const Rows of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m),
           rows(upper.data, rb, first, pick, c + i, m);
-      const Rows following = next + kHalfRows <= count ? Rows(upper.data, rb, first, pick, next, kHalfRows) : rows;
+      const size_t later = c + i + apart;
+      const Rows following = later + kHalfRows <= count ? Rows(upper.data, rb, first, pick, later, kHalfRows) : rows;
       fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);
       const auto dot = choose_asking(asking, [&](auto how) {
         constexpr Asking kHow = decltype(how)::value;

@@ -160,6 +160,7 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
+  const size_t apart = rows_apart(kWordRows, 64 * columns);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
@@ -182,7 +183,8 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
         dot_rest(rows, m / 2, pass, room);
         continue;
       }
-      const Rows following = next + kWordRows <= count ? Rows(w.data, rb, first, pick, next, kWordRows) : rows;
+      const size_t later = c + i + apart;
+      const Rows following = later + kWordRows <= count ? Rows(w.data, rb, first, pick, later, kWordRows) : rows;
       const auto dot = choose_asking(asking, [&](auto how) {
         constexpr Asking kHow = decltype(how)::value;
         constexpr size_t kPairs = kWordRows / 2;
