@@ -138,3 +138,18 @@ def test_an_idle_pool_burns_no_cpu(threads):
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.1
+
+
+def test_more_regions_than_epochs_have_numbers(threads):
+    """Epochs are counted in 16 bits: what is left of one must not be taken for the one 65,536 regions later."""
+    _core.set_threads(3)
+    work = Work(0)
+    assert work.right(23_000)  # three products of several tasks each
+
+
+def test_threads_that_went_to_sleep_between_two_regions_wake_up(threads):
+    _core.set_threads(3)
+    work = Work(1)
+    for pause in (0.0, 1e-4, 2e-4, 1e-3, 0.02) * 10:  # around the time that threads spin for
+        time.sleep(pause)
+        assert work.right(1)
