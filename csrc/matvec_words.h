@@ -8,6 +8,9 @@
 namespace ISA {
 
 constexpr size_t kWordRows = 8;  // that are read side by side
+// Wider rows than this are read in parts of half of it, and fewer side by side: what is asked for, what is read and the
+// sums then fit into the first-level cache together.
+constexpr size_t kWide = 8192, kWideRows = 4;
 
 // What is kept of the token.
 template <class Column>
@@ -22,9 +25,9 @@ struct Room<Column, 1> {
 
 // Pairs of channels from the i-th on of a block that starts with the i0-th, as words beside groups [g0, g0 + groups) of
 // their scales: two channels' in each number.
-template <class Column, class Pick>
-void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size_t g0, size_t groups, size_t width,
-                bool fresh, Room<Column, 1>& room) {
+template <size_t R, class Column, class Pick>
+[[gnu::noinline]] void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size_t g0, size_t groups,
+                                  size_t width, bool fresh, Room<Column, 1>& room) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   // The lower words of two vectors' lanes; then the lanes of two vectors in turns.
   const __m512i lower =
@@ -32,8 +35,8 @@ void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xffff0000)), ones = _mm512_set1_epi16(1);
-  const RowsAt<Pick, kWordRows> rows(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i0 + i,
-                                     2 * pairs);
+  const RowsAt<Pick, R> rows(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i0 + i,
+                             2 * pairs);
   const float* unit = room.units + i;
   for (size_t g = 0; g < groups; g += 32) {
     const __mmask32 k = groups - g >= 32 ? 0xffffffff : (1u << (groups - g)) - 1;
@@ -147,47 +150,56 @@ template <class Column, class Rows>
                                   room.sums + whole * Kept::kVectors, pass.fresh, AskNothing());
 }
 
+// What is read after a panel: outputs from `o` on, from the i-th channel on.
+struct Then {
+  size_t o, i;
+};
+
 // Outputs [o0, o1), whole columns, and half a one at the end where there are halves; channels pick(i0) to pick(i1 - 1),
-// whole pairs, of `count` in all.
-template <class Column, class Pick>
-void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
-                 size_t i1, Room<Column, 1>& room) {
+// whole pairs, of `count` in all. R rows are read side by side.
+template <size_t R, class Column, class Pick>
+void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
+                 size_t i1, const Then& then, Room<Column, 1>& room) {
   using Kept = Room<Column, 1>;
-  using Rows = RowsAt<Pick, kWordRows>;
+  using Rows = RowsAt<Pick, R>;
   const size_t rb = w.row_bytes(), columns = (o1 - o0 + Column::kOutputs - 1) / Column::kOutputs;
   const size_t first = o0 * 64 / Column::kOutputs, g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
-  const size_t width = (groups + 31) / 32 * 32, lead = kWordRows + lead_bytes() / (64 * columns);  // rows
+  const size_t width = (groups + 31) / 32 * 32, lead = R + lead_bytes() / (64 * columns);  // rows
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
-  const size_t apart = rows_apart(kWordRows, 64 * columns);
+  const size_t apart = rows_apart(R, 64 * columns);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
-    const size_t n = upto(i1 - c, kFold);
-    scales_ahead.move(c + n, upto(c + n + kFold, count));
+    const size_t n = upto(i1 - c, kFold), after = c + n < i1 ? c + n : then.i;
+    if (c + n == i1 && then.o != o0)
+      scales_ahead = {w.scales, 2 * w.groups(), 2 * (then.o / Column::kGroup), 2 * groups, pick, then.i};
+    scales_ahead.move(after, upto(after + kFold, count));
     ahead.move(c, upto(c + lead, count));
     ahead.fetch(64);
     if (!find_units(w, pick, token.x, c, n, room.units, room.step)) {
       panel<typename Column::Row>(w, pick, count, token, o0, o1, c, c + n, room.xs);
       continue;
     }
-    for (size_t i = 0; i < n; i += kWordRows) {
-      const size_t m = upto(n - i, kWordRows), next = c + i + m;
+    for (size_t i = 0; i < n; i += R) {
+      const size_t m = upto(n - i, R), next = c + i + m;
       ahead.move(next, upto(next + lead, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
-      fold_pairs(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
+      fold_pairs<R>(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);
       const Columnwise pass{columns, width, half, i == 0};
-      if (m < kWordRows) {
+      if (m < R) {
         dot_rest(rows, m / 2, pass, room);
         continue;
       }
-      const size_t later = c + i + apart;
-      const Rows following = later + kWordRows <= count ? Rows(w.data, rb, first, pick, later, kWordRows) : rows;
+      const bool here = c + i + apart < i1;
+      const size_t later = here ? c + i + apart : then.i + (c + i + apart - i1);
+      const size_t from = here ? first : then.o * 64 / Column::kOutputs;
+      const Rows following = later + R <= count ? Rows(w.data, rb, from, pick, later, R) : rows;
       const auto dot = choose_asking(asking, [&](auto how) {
         constexpr Asking kHow = decltype(how)::value;
-        constexpr size_t kPairs = kWordRows / 2;
+        constexpr size_t kPairs = R / 2;
         return whole ? dot_pass<Column, kPairs, kHow, std::is_same_v<Pick, All>, Rows, Pick>
                      : dot_pass<Column, kPairs, kHow, false, Rows, Pick>;
       });
@@ -196,6 +208,17 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
     for (size_t col = 0; col < columns; ++col)
       Column::flush(room.sums + col * Kept::kVectors, room.zero + col * Kept::kGroupsOf, room.step,
                     token.y + o0 + col * Column::kOutputs, upto(groups - col * Kept::kGroupsOf, Kept::kGroupsOf));
+  }
+}
+
+template <class Column, class Pick>
+void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
+                 size_t i1, Room<Column, 1>& room) {
+  constexpr size_t kPart = kWide / 2;
+  if (o1 - o0 <= kWide) return panel_words<kWordRows>(w, pick, count, token, o0, o1, i0, i1, {o0, i1}, room);
+  for (size_t o = o0; o < o1; o += kPart) {
+    const Then then = o + kPart < o1 ? Then{o + kPart, i0} : Then{o0, i1};
+    panel_words<kWideRows>(w, pick, count, token, o, upto(o1, o + kPart), i0, i1, then, room);
   }
 }
 
