@@ -109,7 +109,7 @@ size_t decode(const Cache& c, const float* q, size_t stride, size_t tokens, size
   const Decoding::Room room = Decoding::room(c, tokens, heads, past, window);
   const Decoding text(c, q, stride, tokens, heads, e, past, window, scale, queries.get(room.queries),
                       parts.get(room.parts));
-  if (text.keys() > kFew)
+  if (text.keys() * heads * e > kAlone)
     parallel_runs(text.tasks(), [&](size_t task, size_t, size_t thread) { text.run(task, thread); });
   else
     for (size_t task = 0; task < text.tasks(); ++task) text.run(task, 0);
@@ -207,7 +207,7 @@ size_t attend_each(const std::vector<Position>& texts, const float* q, size_t st
     while (task >= all[i].tasks()) task -= all[i++].tasks();
     all[i].run(task, thread);
   };
-  if (keys > kFew)
+  if (keys * heads * e > kAlone)
     parallel(tasks, run);
   else
     for (size_t task = 0; task < tasks; ++task) run(task, 0);

@@ -15,7 +15,8 @@ struct Cache {
   Keys keys(size_t head) const;
 };
 
-constexpr size_t kFew = 64;   // keys that are not worth waking the other threads for
+constexpr size_t kFew = 64;          // keys that are not worth waking the other threads for
+constexpr size_t kAlone = 32 << 10;  // the same of attention: products of queries and keys
 constexpr size_t kRun = 512;  // keys of one decode task; fixed, so that results do not depend on the number of threads
 
 // Keys and values of `tokens` new positions (stride floats apart, heads side by side) to positions [at, at + tokens).
