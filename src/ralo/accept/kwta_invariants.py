@@ -83,7 +83,7 @@ def _stable(lm: LM, setting: KWTA, profile: Profile) -> Row:
     """Held winners change less from step to step."""
     flicker = {}
     for duty in (1, 4):
-        _fresh(lm, KWTA(k=setting.k, duty=duty, gate="off"), profile)
+        _fresh(lm, KWTA(k=setting.k, fine=1.0, duty=duty, gate="off"), profile)  # by halves all may win
         _text(lm, 128)
         flicker[duty] = float(lm.metrics()["kwta.flicker"]) / duty  # winners change once in `duty` steps
     shown = f"{flicker[4]:.3f} of winners a step, {flicker[1]:.3f} with duty 1"
