@@ -112,7 +112,7 @@ size_t HeldKeys::grow(const Cache& c, size_t end) {
   const size_t wanted = end / kSumKeys, size = 2 * c.ep, known = blocks;
   if (wanted <= known) return 0;
   sums.resize(c.heads);
-  parallel(c.heads, [&](size_t head, size_t) {
+  parallel_runs(c.heads, [&](size_t head, size_t, size_t) {
     sums[head].resize(wanted * size);
     uint32_t list[kSumKeys];
     for (size_t b = known; b < wanted; ++b) {
@@ -135,12 +135,12 @@ void choose_keys(const EventKeysRule& rule, const HeldCall& call, const float* q
   static thread_local Buffer<float> buffer;
   float* all = buffer.get(heads.size() * g * n);
   const auto kernel = key_kernels(c.kind);
-  parallel(heads.size() * runs, [&](size_t task, size_t) {
+  parallel_runs(heads.size() * runs, [&](size_t task, size_t, size_t) {
     const size_t i = task / runs, first = task % runs * kRun;
     kernel.scores(c.keys(heads[i]), q + heads[i] * g * c.ep, g, {nullptr, first, std::min(kRun, n - first)},
                   all + i * g * n + first, n);
   });
-  parallel(heads.size(), [&](size_t i, size_t) {
+  parallel_runs(heads.size(), [&](size_t i, size_t, size_t) {
     const float* queries = q + heads[i] * g * c.ep;
     float* scores = all + i * g * n;
     HeldHead h = state.now[heads[i]];

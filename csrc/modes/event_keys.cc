@@ -174,7 +174,7 @@ size_t attend_held(const EventKeysRule& rule, const HeldCall& call, const float*
     kernel.scores(c.keys(t.head), q + t.head * g * ep, g, at, scores, room);
     kernel.attend(c.keys(t.head), scores, room, g, at, part);
   };
-  parallel(tasks.size(), [&](size_t task, size_t) {
+  parallel_runs(tasks.size(), [&](size_t task, size_t, size_t) {
     const Task& t = tasks[task];
     float* part = parts + (t.head * most + t.run) * size;
     if (exact[t.head])

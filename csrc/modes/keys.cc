@@ -73,7 +73,7 @@ void Batch::load_queries() {
 
 void Batch::score_all() {
   const size_t runs = runs_of(stride);
-  parallel(rows * runs, [&](size_t task, size_t) {
+  parallel_runs(rows * runs, [&](size_t task, size_t, size_t) {
     const size_t row = task / runs, j = task % runs * kRun;
     const Span s = span(row);
     if (j < s.size())
@@ -84,7 +84,7 @@ void Batch::score_all() {
 
 // Where scores are known, those of the kept keys are moved together.
 void Batch::choose(const Energies* energies) {
-  parallel(rows, [&](size_t row, size_t) {
+  parallel_runs(rows, [&](size_t row, size_t, size_t) {
     const Span s = span(row);
     if (energies) {
       kept[row] = rule.choose(s, energies->heads[row % c.heads].data() + s.low, list(row));
@@ -106,7 +106,7 @@ void Batch::attend() {
   static thread_local Buffer<float> partial;
   const size_t runs = runs_of(*std::max_element(kept, kept + rows)), size = part_size(g, c.ep);
   float *parts = partial.get(rows * runs * size), *out = call.out + first * call.heads * call.e;
-  parallel(rows * runs, [&](size_t task, size_t) {
+  parallel_runs(rows * runs, [&](size_t task, size_t, size_t) {
     const size_t row = task / runs, j = task % runs * kRun;
     if (j >= kept[row]) return;
     const Positions some{list(row) + j, 0, std::min(kRun, kept[row] - j)};

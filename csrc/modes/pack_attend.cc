@@ -173,8 +173,8 @@ void Scan::exact(const Head& h, float* out) const {
 
 namespace {
 
-// The heads' work in one parallel region. Tasks are claimed in order, so what a task waits for has been claimed before
-// it and will be done; the order is such that it mostly is done already.
+// The heads' work in one parallel region. Where threads share heads, tasks are claimed in order, so what a task waits
+// for has been claimed before it and will be done; the order is such that it mostly is done already.
 class Line {
  public:
   Line(Scan& s, const std::vector<bool>& off) : scan_(s), prepared_(s.heads.size()), left_(s.heads.size()) {
@@ -186,6 +186,13 @@ class Line {
   }
   void run() {
     const size_t n = heads_.size(), each = scan_.runs + 1;
+    // Where there are heads for all threads, a head is always the same one's, whose cache has its codes and keys.
+    if (n >= threads())
+      return parallel_runs(n, [&](size_t i, size_t, size_t) {
+        prepare(i);
+        for (size_t run = 0; run < scan_.runs; ++run) scan(i, run);
+        finish(i);
+      });
     // First every head is prepared, then scanned run by run; a head is finished after the next one was scanned.
     parallel(n ? n + n * each + 1 : 0, [&](size_t task, size_t) {
       if (task < n) return prepare(task);

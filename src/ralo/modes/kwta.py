@@ -28,7 +28,7 @@ from ralo.options import flag
 F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
-FROM_MEMORY = 4 << 20  # bytes of `up` from which on reading less of the gate is worth more than reading it by rows
+FROM_MEMORY = 4 << 20  # bytes of `up` from which on fewer channels of the gate are faster than all of its rows
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 
 
@@ -101,6 +101,8 @@ class KWTA(Mode):
                 parts[view.index, "up"] = 0.5  # only the gate is skipped by channels
             if self.target != "attn" and self._gate_decides(view):
                 del sizes[view.index, "down"], parts[view.index, "down"]
+            if self.target != "attn" and self._gate_by_rows(view):
+                del sizes[view.index, "up"], parts[view.index, "up"]
         halved = [key for key in sizes if self.at(*key)._by_halves(views[key[0]], key[1])]
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
         found = shares(self.k, sizes, views[0].profile, parts, halved)
@@ -165,7 +167,7 @@ class KWTA(Mode):
         f, up = view.cfg.d_ff, view.weights.up
         zeros = view.cfg.act in ZEROS
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
-        by_rows = zeros and guess is None and up.nbytes < FROM_MEMORY
+        by_rows = self._gate_by_rows(view)
         gate = _core.neuron_rows(up.core, up.slices["gate"].start, f) if by_rows else (None, None)
         block, norms = self._block if not zeros else 1, norms_of(view, "down")
         slot = _core.KwtaMlp(
@@ -249,6 +251,11 @@ class KWTA(Mode):
     def _gate_decides(self, view: LayerView) -> bool:
         """`down` then reads what the gate lets through, less than any share would be."""
         return self._gate_first(view) and view.cfg.act in ZEROS
+
+    def _gate_by_rows(self, view: LayerView) -> bool:
+        """All of it is read then, from the cache: that is faster than fewer channels."""
+        small = view.weights.up.nbytes < FROM_MEMORY
+        return self._gate_decides(view) and small and self.at(view.index, "up").predict == "off"
 
     @property
     def _block(self) -> int:
