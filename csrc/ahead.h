@@ -55,8 +55,8 @@ inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 
 // Of rows that are read `together` and asked for column by column: how many rows ahead. Short ones by several passes.
 inline size_t rows_apart(size_t together, size_t row_bytes) {
-  const size_t pass = together * row_bytes, passes = (lead_bytes() + pass - 1) / pass;
-  return together * (passes > 0 ? passes : 1);
+  const size_t pass = together * row_bytes;
+  return together * ((lead_bytes() + pass - 1) / pass);
 }
 
 // Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the

@@ -16,6 +16,12 @@ NeuronRows rows_of(const std::string& quant, size_t d, size_t f, const Bytes& da
   return w;
 }
 
+NeuronRows maybe_rows(const std::string& quant, size_t d, size_t f, const OptionalBytes& data,
+                      const ConstScales& scales) {
+  if (data) return rows_of(quant, d, f, *data, scales);
+  return {quant_of(quant), nullptr, nullptr, d, f};
+}
+
 namespace {
 
 using List = Array<const uint32_t, 1>;
@@ -65,19 +71,17 @@ struct RankGuessObject {
   }
 };
 
-using SomeBytes = std::optional<Bytes>;
 struct KwtaMlpObject : KwtaMlp {
   Bytes data;
   ConstScales scales;
-  SomeBytes gate_data;
+  OptionalBytes gate_data;
   ConstScales gate_scales;
   Norms norms;
   nb::object kept;  // the guess
   KwtaMlpObject(const std::string& quant, size_t d, size_t f, Bytes data_, ConstScales scales_, Norms norms_,
                 size_t block, const std::string& pick, double amount, float temp, size_t duty, bool seed, bool zeros,
-                const RankGuessObject* guess_, SomeBytes gate_data_, ConstScales gate_scales_)
-      : KwtaMlp(rows_of(quant, d, f, data_, scales_),
-                gate_data_ ? rows_of(quant, d, f, *gate_data_, gate_scales_) : NeuronRows{},
+                const RankGuessObject* guess_, OptionalBytes gate_data_, ConstScales gate_scales_)
+      : KwtaMlp(rows_of(quant, d, f, data_, scales_), maybe_rows(quant, d, f, gate_data_, gate_scales_),
                 {f, block, norms_ ? norms_->data() : nullptr, rule_of(pick, amount, temp)}, {duty, seed}, zeros,
                 guess_ ? guess_->guess : RankGuess{}),
         data(std::move(data_)),
@@ -121,7 +125,7 @@ void bind_neurons(nb::module_& m) {
   nb::class_<KwtaMlpObject, MlpSlot>(m, "KwtaMlp",
                                      "Only the neurons with the largest |act(gate)| * norm are read of up and down")
       .def(nb::init<const std::string&, size_t, size_t, Bytes, ConstScales, Norms, size_t, const std::string&, double,
-                    float, size_t, bool, bool, const RankGuessObject*, SomeBytes, ConstScales>(),
+                    float, size_t, bool, bool, const RankGuessObject*, OptionalBytes, ConstScales>(),
            nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(), array("norms").none(),
            nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"), nb::arg("duty"), nb::arg("seed"),
            nb::arg("zeros"), nb::arg("guess").none() = nb::none(), array("gate_data").none() = nb::none(),

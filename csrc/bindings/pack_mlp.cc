@@ -7,15 +7,8 @@
 
 namespace {
 
-using OptionalBytes = std::optional<Bytes>;
 using Bits = Array<const uint64_t, 4>;
 using Floats = Array<const float, 1>;
-
-NeuronRows maybe_rows(const std::string& quant, size_t d, size_t f, const OptionalBytes& data,
-                      const ConstScales& scales) {
-  if (data) return rows_of(quant, d, f, *data, scales);
-  return {quant_of(quant), nullptr, nullptr, d, f};
-}
 
 GateCodes codes_of(size_t d, size_t f, const Bits& bits, const Floats& scales) {
   const GateCodes c{bits.data(), scales.data(), d, f};

@@ -101,8 +101,8 @@ Used used_of(const Linear& l, const float* in, const Pass& pass) {
 size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
   static thread_local std::vector<size_t> counts_of;
   const NeuronSlices s(m, rows, in);
-  const bool by_rows = gate.data && !taken(m.up.input, pass);
-  const Used used = by_rows ? Used{{nullptr, 0}} : used_of(m.up, in, pass);
+  const bool rows_of_gate = gate.data && !taken(m.up.input, pass);
+  const Used used = rows_of_gate ? Used{{nullptr, 0}} : used_of(m.up, in, pass);
   counts_of.assign(s.count, 0);
   std::vector<size_t>& active = counts_of;  // the workers have others
   std::atomic<bool> finite{true};
@@ -112,7 +112,7 @@ size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, cons
     float* own = scratch(thread, rows.width());
     uint32_t* list = s.list + first;
     size_t found = 0;
-    if (by_rows)
+    if (rows_of_gate)
       s.gates(first, last, gate, own);
     else
       s.gates(first, last, used);
@@ -134,7 +134,7 @@ size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, cons
   }
   KwtaCounts& counts = winners.counts;
   winners.note(held, {s.list, won}, pass.past);
-  const size_t gates = by_rows ? gate.bytes() : used_bytes(*m.up.w, used, m.gate, m.gate + padded(m.f));
+  const size_t gates = rows_of_gate ? gate.bytes() : used_bytes(*m.up.w, used, m.gate, m.gate + padded(m.f));
   const size_t read = won * (rows.neuron_bytes() + m.down.w->channel_bytes());
   counts.bytes_read += read;
   if (!finite) return gates + read + dense(m, in, 1, x, pass);
