@@ -295,6 +295,11 @@ struct Kernels {
 // Whether rows that are read next are asked for into the first-level cache, beside those that are being read: where it
 // has 48 KB or more. It changes no result.
 extern bool near_rows;
+// How fast lines are asked for where a matrix comes from memory: products, one after the other, that two lines wait for
+// the two before. It is found while matrices are read (tempo.h), and changes no result.
+extern int asking_pace;
+constexpr int kFastest = 2, kSlowest = 9;
+constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no cache when its turn comes again
 const Kernels& kernels();            // the chosen level's table
 const char* level();                 // its name
 const char* const* levels();         // levels this CPU can run, best first, null-terminated

@@ -6,11 +6,13 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "buffer.h"
 #include "factors.h"
 #include "pool.h"
+#include "tempo.h"
 
 namespace {
 
@@ -138,6 +140,11 @@ struct Few {
     float* out = y + t * w.oc;
     for (size_t o = from; add && bias && o < to; ++o) out[o] += bias[o];
   }
+  // Whether its lines are asked for at a pace, and enough of them for a clock to tell how fast they came.
+  bool from_memory() const {
+    const bool paced = near_rows && tokens == 1 && from == 0 && to == w.oc && w.bytes() >= kFromMemory;
+    return paced && c.count * w.channel_bytes() >= kFromMemory / 4;
+  }
   bool to_add_up() const { return cut.channels > 1 || (add && bias); }
 };
 
@@ -148,9 +155,12 @@ void apply_few(const Few& few) {
   flags.assign(few.parts(), 0);
   uint8_t* apart = flags.data();  // of this thread, whichever does the work
   const size_t room = few.tokens == 1 ? few.w.oc : matvec_scratch(kSharedTokens);
+  std::optional<Reading> reading;
+  if (few.from_memory()) reading.emplace(few.w.ic * few.w.oc, few.c.count * few.w.channel_bytes());
   parallel_runs(few.parts(), [&](size_t part, size_t begun, size_t thread) {
     if (few.part(part, begun, others, scratch(thread, room))) apart[part] = 1;
   });
+  reading.reset();
   if (!few.to_add_up()) return;
   if (few.tokens == 1) return few.add_up(0, others, apart);
   parallel(few.tokens, [&](size_t t, size_t) { few.add_up(t, others, apart); });

@@ -99,7 +99,8 @@ class Pool {
     const size_t n = runs ? std::min(threads_, std::max<size_t>(tasks, 1)) : 1;
     // The caller, who begins first, has the one more that there may be.
     const auto start = [&](size_t t) { return t < n ? (t * tasks + n - 1) / n : tasks; };
-    for (size_t t = threads_; t-- > 0;) {
+    // In this order: whoever sees its own seat sees the first one too, where tasks lie that all take from.
+    for (size_t t = 0; t < threads_; ++t) {
       Seat& seat = seats_[t];
       const size_t first = start(t), end = start(t + 1);
       seat.fn.store(job.fn, std::memory_order_relaxed);

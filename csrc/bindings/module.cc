@@ -2,6 +2,7 @@
 #include "arrays.h"
 #include "kernels.h"
 #include "pool.h"
+#include "tempo.h"
 
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // a model held by a global lives until the interpreter ends: no leak
@@ -21,6 +22,19 @@ NB_MODULE(_core, m) {
       nb::arg("name"));
   m.def("near_rows", [] { return near_rows; }, "Whether rows are asked for into the first-level cache");
   m.def("set_near_rows", [](bool near) { near_rows = near; }, nb::arg("near"));
+  m.def("asking_pace", [] { return asking_pace; }, "How slowly lines from memory are asked for");
+  nb::class_<Tempo>(m, "Tempo", "Finds the pace at which lines from memory are asked for")
+      .def(nb::init<>())
+      .def_ro_static("fastest", &kFastest)
+      .def_ro_static("slowest", &kSlowest)
+      .def_prop_ro("usual", &Tempo::usual)
+      .def(
+          "read",
+          [](Tempo& t, size_t kind, const nb::callable& cost) {
+            const Tempo::Try tried = t.next();
+            t.note(tried, kind, nb::cast<double>(cost(tried.pace)));
+          },
+          nb::arg("kind"), nb::arg("cost"), "One reading, whose cost at a pace is given");
   m.def("threads", [] { return threads(); });
   m.def(
       "set_threads",
