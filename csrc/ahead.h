@@ -59,6 +59,10 @@ inline size_t rows_apart(size_t together, size_t row_bytes) {
   return together * ((lead_bytes() + pass - 1) / pass);
 }
 
+// Of rows that are read one after the other: how many rows ahead their scales are asked for, 4 KB. Further ahead they
+// are thrown out again before they are read.
+inline size_t scales_lead(size_t row_bytes) { return 16 + (4 << 10) / row_bytes; }
+
 // Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the
 // following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are read, and a head
 // start is made where something else is computed.

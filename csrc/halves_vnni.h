@@ -258,7 +258,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   const bool odd = groups % 2 != 0;  // the last column is half a one
   const Asking asking = asking_for(upper);
   const bool whole_rows = o1 - o0 == upper.oc;
-  const size_t apart = rows_apart(kHalfRows, 64 * columns);
+  const size_t apart = rows_apart(kHalfRows, 64 * columns), of_scales = scales_lead(2 * groups);
   const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
   Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
@@ -267,7 +267,10 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
     const size_t f = f0, whole = find_fine(pick, c, n, fine, f0, room);
-    scales_ahead.move(c + n, upto(c + n + kFold, count));
+    if (c == i0) {
+      scales_ahead.move(c, upto(c + of_scales, count));
+      scales_ahead.fetch(32);
+    }
     ahead.move(c, upto(c + lead, count));
     fine_ahead.move(f, f0);
     ahead.fetch(64);
@@ -281,6 +284,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
     for (size_t i = 0; i < n; i += kHalfRows) {
       const size_t m = upto(n - i, kHalfRows), quads = (m + 3) / 4;
       ahead.move(c + i + m, upto(c + i + m + lead, count));
+      scales_ahead.move(c + i + m, upto(c + i + m + of_scales, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fine_ahead.fetch(columns * (whole * kHalfRows / n + 1));
       const Columnwise pass{columns, width, odd, i == 0};

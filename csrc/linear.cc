@@ -59,12 +59,12 @@ struct Cut {
   size_t outputs, channels;  // parts
 };
 Cut cut(const Mat& w, size_t count) {
-  constexpr size_t kTask = 48 << 10;                        // bytes worth handing to a thread
-  const size_t least = w.quant == Quant::upper ? 128 : 64;  // channels of a part; with halves a part costs more
+  constexpr size_t kTask = 48 << 10;  // bytes worth handing to a thread
+  constexpr size_t kLeast = 128;      // channels of a part, which ends by turning its sums into outputs
   size_t outputs = (w.oc + kPanel - 1) / kPanel, channels = 1;
   const size_t bytes = count * w.channel_bytes();
   if (w.ic < 128 && bytes > 2 * kTask && outputs == 1) outputs = 2;  // too few channels to share out
-  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= least)
+  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= kLeast)
     channels *= 2;
   return {outputs, std::min<size_t>(channels, 8)};
 }

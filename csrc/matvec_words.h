@@ -168,14 +168,20 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
-  const size_t apart = rows_apart(R, 64 * columns);
+  const bool in_parts = !whole && R == kWideRows;  // of wide rows: the scales of a block are asked for in the block before
+  const size_t apart = rows_apart(R, 64 * columns), of_scales = scales_lead(2 * groups);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold), after = c + n < i1 ? c + n : then.i;
-    if (c + n == i1 && then.o != o0)
-      scales_ahead = {w.scales, 2 * w.groups(), 2 * (then.o / Column::kGroup), 2 * groups, pick, then.i};
-    scales_ahead.move(after, upto(after + kFold, count));
+    if (in_parts) {
+      if (c + n == i1 && then.o != o0)
+        scales_ahead = {w.scales, 2 * w.groups(), 2 * (then.o / Column::kGroup), 2 * groups, pick, then.i};
+      scales_ahead.move(after, upto(after + kFold, count));
+    } else if (c == i0) {
+      scales_ahead.move(c, upto(c + of_scales, count));
+      scales_ahead.fetch(32);
+    }
     ahead.move(c, upto(c + lead, count));
     ahead.fetch(64);
     if (!find_units(w, pick, token.x, c, n, room.units, room.step)) {
@@ -185,6 +191,7 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
     for (size_t i = 0; i < n; i += R) {
       const size_t m = upto(n - i, R), next = c + i + m;
       ahead.move(next, upto(next + lead, count));
+      if (!in_parts) scales_ahead.move(next, upto(next + of_scales, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fold_pairs<R>(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);

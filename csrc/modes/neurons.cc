@@ -107,20 +107,20 @@ size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, cons
   std::vector<size_t>& active = counts_of;  // the workers have others
   std::atomic<bool> finite{true};
   const float* norms = winners.chooser.norms;
+  const float least = std::max(winners.chooser.rule.least, std::numeric_limits<float>::denorm_min());  // never a zero
   parallel_runs(s.count, [&](size_t slice, size_t, size_t thread) {
+    static thread_local Buffer<uint32_t> scores;
     const size_t first = s.first(slice), last = s.last(slice);
     float* own = scratch(thread, rows.width());
     uint32_t* list = s.list + first;
-    size_t found = 0;
     if (rows_of_gate)
       s.gates(first, last, gate, own);
     else
       s.gates(first, last, used);
     kernels().act(m.act, s.gate + first, nullptr, last - first, s.act + first);
-    for (size_t j = first; j < last; ++j) {
-      list[found] = static_cast<uint32_t>(j);
-      found += s.act[j] != 0.f && std::fabs(s.act[j]) * (norms ? norms[j] : 1.f) >= winners.chooser.rule.least;
-    }
+    const size_t found = kernels().select_above(s.act + first, norms ? norms + first : nullptr, last - first, least,
+                                                scores.get(last - first), list);
+    for (size_t i = 0; i < found; ++i) list[i] += static_cast<uint32_t>(first);
     if (plant && slice == 0 && found) s.act[list[0]] = std::numeric_limits<float>::quiet_NaN();
     const bool good = kernels().finite(s.gate + first, last - first) && s.products(slice, found, own);
     if (!good) finite = false;
