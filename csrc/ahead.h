@@ -46,6 +46,7 @@ struct RowsAt<Listed, N> {
   const uint8_t* row[N];
   RowsAt(const uint8_t* data, size_t stride, size_t first, Listed pick, size_t i, size_t n) {
     for (size_t r = 0; r < n; ++r) row[r] = data + pick(i + r) * stride + first;
+    if (n % 2 != 0 && n < N) row[n] = row[n - 1];  // whole pairs; what it is multiplied by is zero
   }
   const uint8_t* operator[](size_t r) const { return row[r]; }
 };

@@ -300,7 +300,7 @@ extern bool near_rows;
 extern int asking_pace;
 constexpr int kFastest = 2, kSlowest = 9;
 constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no cache when its turn comes again
-const Kernels& kernels();            // the chosen level's table
-const char* level();                 // its name
-const char* const* levels();         // levels this CPU can run, best first, null-terminated
-bool force_level(const char* name);  // false: unknown, or the CPU lacks it
+const Kernels& kernels();                   // the chosen level's table
+const char* level();                        // its name
+const char* const* levels();                // levels this CPU can run, best first, null-terminated
+bool force_level(const char* name);         // false: unknown, or the CPU lacks it

@@ -69,83 +69,114 @@ Cut cut(const Mat& w, size_t count) {
   return {outputs, std::min<size_t>(channels, 8)};
 }
 
+// Channels that are summed up in order, part by part: all of a map's, or half of them, or of a list.
+struct Side {
+  Channels c{nullptr, 0};     // of which those from the first-th to the last-th
+  Channels fine{nullptr, 0};  // of halves: those that are read whole
+  size_t first = 0, last = 0, parts = 0;
+  size_t at(size_t part) const { return part == parts ? last : first + (last - first) * part / parts / 16 * 16; }
+};
+
 // The work of one token or a few (at most kSharedTokens, which take all channels), outputs [from, to), which are some.
 struct Few {
   const Mat& w;
-  const Channels c;
   const float *bias, *x;
   const size_t tokens;
   float* y;
   const bool add;
   const size_t from, to;
-  const Cut cut;
   const Mat* const lower;  // of upper halves, one token: the lower ones, which are read too where a channel is `fine`
-  const Channels fine;
-  size_t first = 0, last = cut.outputs;  // parts with outputs that are wanted
+  Side sides[2];           // each is added up in order; where there is one part the second has none
+  size_t outputs;          // parts
+  size_t first = 0, last;  // parts with outputs that are wanted
 
   Few(const Mat& m, const Channels& some, const float* b, const float* in, size_t n, float* out, bool add_, size_t o0,
-      size_t o1, const Mat* lower_ = nullptr, const Channels& fine_ = {nullptr, 0})
-      : w(m),
-        c(some),
-        bias(b),
-        x(in),
-        tokens(n),
-        y(out),
-        add(add_),
-        from(o0),
-        to(o1),
-        cut(::cut(m, some.count)),
-        lower(lower_),
-        fine(fine_) {
+      size_t o1, const Mat* lower_ = nullptr, const Channels& fine = {nullptr, 0})
+      : w(m), bias(b), x(in), tokens(n), y(out), add(add_), from(o0), to(o1), lower(lower_) {
+    const Cut c = ::cut(m, some.count);
+    const size_t middle = c.channels == 1 ? some.count : some.count / 2 / 16 * 16;
+    sides[0] = {some, fine, 0, middle, std::max<size_t>(c.channels / 2, 1)};
+    sides[1] = {some, fine, middle, some.count, c.channels / 2};
+    find_outputs(c.outputs);
+  }
+  // The same for one token, all outputs, of sides that follow.
+  Few(const Mat& m, const float* b, const float* in, float* out, bool add_, const Mat* lower_)
+      : w(m), bias(b), x(in), tokens(1), y(out), add(add_), from(0), to(m.oc), lower(lower_) {
+    find_outputs(::cut(m, m.ic).outputs);
+  }
+  // What is used of a side.
+  Side side(size_t which, const Used& used) const {
+    const size_t count = used.kept.count, before = used.kept.list || which == 0 ? 0 : second_side(w.ic);
+    const Channels c = used.kept.list ? used.kept : Channels{nullptr, w.ic};
+    return {c, used.fine, before, before + count, std::max<size_t>(::cut(w, 2 * count).channels / 2, 1)};
+  }
+  void find_outputs(size_t parts) {
+    outputs = last = parts;
     while (output(first + 1) <= from) ++first;
     while (output(last - 1) >= to) --last;
   }
-  size_t output(size_t part) const { return w.oc / kPad * part / cut.outputs * kPad; }
-  size_t channel(size_t part) const { return part == cut.channels ? c.count : c.count * part / cut.channels / 16 * 16; }
-  size_t parts() const { return (last - first) * cut.channels; }
+  size_t output(size_t part) const { return w.oc / kPad * part / outputs * kPad; }
+  size_t channel_parts() const { return sides[0].parts + sides[1].parts; }
+  size_t parts() const { return (last - first) * channel_parts(); }
   size_t size() const { return tokens * w.oc; }
-  size_t sums() const { return (cut.channels - 1) * size(); }  // floats
-  size_t half() const { return cut.channels / 2; }             // channel parts: each half is added up in order
+  size_t sums() const { return (channel_parts() - 1) * size(); }  // floats
   float* slot(size_t run, float* others) const { return run == 0 ? y : others + (run - 1) * size(); }
 
-  // others: (channel parts - 1, tokens, oc), sums of all channel parts but the first, whose go to y. Where the thread
-  // has done the parts from a half's first one on, [begun, index), it adds to that one's sums, at once where the bits
-  // are the same: they stay in its cache, as a slot for every part does not. True: the part has a slot of its own.
-  bool part(size_t index, size_t begun, float* others, float* room) const {
-    const size_t o = first + index / cut.channels, run = index % cut.channels, after = half() ? run % half() : 0;
-    const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to);
-    const bool joins = tokens == 1 && after > 0 && begun + after <= index;
-    const size_t n = channel(run + 1) - channel(run);
-    const bool at_once = joins && n % 4 == 0 && n <= kernels().added_at_once(w.quant);
-    float *head = slot(run - after, others), *out = at_once ? head : joins ? room : slot(run, others);
-    for (size_t t = 0; t < tokens && !at_once && !(run == 0 && add); ++t)
-      start(run == 0 ? bias : nullptr, out + t * w.oc, o0, o1);
+  // Part p of a side, outputs of part o, into `out`, or onto what the thread has summed there: at once where the bits
+  // are the same. whole: to bias, or y itself where add.
+  void sum(size_t o, const Side& s, size_t p, bool onto, bool whole, float* out, float* room) const {
+    const size_t o0 = std::max(output(o), from), o1 = std::min(output(o + 1), to), i0 = s.at(p), i1 = s.at(p + 1);
+    const bool some = s.c.list && s.c.count < w.ic, once = some || (i1 - i0) % 4 == 0;  // nothing is added by itself
+    const bool at_once = onto && once && i1 - i0 <= kernels().added_at_once(w.quant);
+    float* into = onto && !at_once ? room : out;
+    for (size_t t = 0; t < tokens && !at_once && !(whole && add); ++t)
+      start(whole ? bias : nullptr, into + t * w.oc, o0, o1);
     if (lower)
-      kernels().matvec_halves(w, *lower, c, fine, x, out, o0, o1, channel(run), channel(run + 1));
+      kernels().matvec_halves(w, *lower, s.c, s.fine, x, into, o0, o1, i0, i1);
     else if (tokens == 1)
-      table(w.quant).matvec(w, c, x, out, o0, o1, channel(run), channel(run + 1));
+      table(w.quant).matvec(w, s.c, x, into, o0, o1, i0, i1);
     else
-      table(w.quant).matvec_few(w, x, tokens, out, o0, o1, channel(run), channel(run + 1), room);
-    if (joins && !at_once) kernels().add_rows(head + o0, room + o0, 0, 1, o1 - o0);
-    return after > 0 && !joins;
+      table(w.quant).matvec_few(w, x, tokens, into, o0, o1, i0, i1, room);
+    if (onto && !at_once) kernels().add_rows(out + o0, room + o0, 0, 1, o1 - o0);
+  }
+
+  // others: (channel parts - 1, tokens, oc), sums of all channel parts but the first, whose go to y. Where the thread
+  // has done the parts from a side's first one on, [begun, index), it adds to that one's sums: they stay in its cache,
+  // as a slot for every part does not. True: the part has a slot of its own.
+  bool part(size_t index, size_t begun, float* others, float* room) const {
+    const size_t o = first + index / channel_parts(), run = index % channel_parts();
+    const bool second = run >= sides[0].parts;
+    const size_t head = second ? sides[0].parts : 0, p = run - head;
+    const bool joins = tokens == 1 && p > 0 && begun + p <= index;
+    sum(o, sides[second], p, joins, run == 0, slot(joins ? head : run, others), room);
+    return p > 0 && !joins;
+  }
+  // All parts of a side, by one thread.
+  void whole_side(const Side& s, bool second, float* out, float* room) const {
+    for (size_t o = first; o < last; ++o)
+      for (size_t p = 0; p < s.parts; ++p) sum(o, s, p, p > 0, !second && p == 0, out, room);
   }
   // apart: of every part whether it has a slot of its own.
   void add_up(size_t t, float* others, const uint8_t* apart) const {
-    for (size_t p = 0; p < parts(); ++p) {
-      const size_t o = first + p / cut.channels, run = p % cut.channels, head = run < half() ? 0 : half();
+    for (size_t i = 0; i < parts(); ++i) {
+      const size_t o = first + i / channel_parts(), run = i % channel_parts(), second = sides[0].parts;
       const size_t at = t * w.oc + std::max(output(o), from), n = std::min(output(o + 1), to) + t * w.oc - at;
-      if (apart[p]) kernels().add_rows(slot(head, others) + at, slot(run, others) + at, 0, 1, n);
-      if (run + 1 == cut.channels && run > 0) kernels().add_rows(y + at, slot(half(), others) + at, 0, 1, n);
+      if (apart[i]) kernels().add_rows(slot(run < second ? 0 : second, others) + at, slot(run, others) + at, 0, 1, n);
+      if (run + 1 == channel_parts() && run >= second) kernels().add_rows(y + at, slot(second, others) + at, 0, 1, n);
     }
+    add_bias(t);
+  }
+  void add_bias(size_t t) const {
     float* out = y + t * w.oc;
     for (size_t o = from; add && bias && o < to; ++o) out[o] += bias[o];
   }
+  bool to_add_up() const { return channel_parts() > 1 || (add && bias); }
+  size_t channels() const { return sides[0].last - sides[0].first + sides[1].last - sides[1].first; }
   // Whether its lines are asked for at a pace, and enough of them for a clock to tell how fast they came.
   bool from_memory() const {
     const bool paced = near_rows && tokens == 1 && from == 0 && to == w.oc && w.bytes() >= kFromMemory;
-    return paced && c.count * w.channel_bytes() >= kFromMemory / 4;
+    return paced && channels() * w.channel_bytes() >= kFromMemory / 4;
   }
-  bool to_add_up() const { return cut.channels > 1 || (add && bias); }
 };
 
 void apply_few(const Few& few) {
@@ -156,7 +187,7 @@ void apply_few(const Few& few) {
   uint8_t* apart = flags.data();  // of this thread, whichever does the work
   const size_t room = few.tokens == 1 ? few.w.oc : matvec_scratch(kSharedTokens);
   std::optional<Reading> reading;
-  if (few.from_memory()) reading.emplace(few.w.ic * few.w.oc, few.c.count * few.w.channel_bytes());
+  if (few.from_memory()) reading.emplace(few.w.ic * few.w.oc, few.channels() * few.w.channel_bytes());
   parallel_runs(few.parts(), [&](size_t part, size_t begun, size_t thread) {
     if (few.part(part, begun, others, scratch(thread, room))) apart[part] = 1;
   });
@@ -286,6 +317,27 @@ size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, 
                          float* y, bool add, Many many) {
   const size_t bytes = apply(h.upper, bias, kept, tokens, y, add, many);
   return bytes + apply(h.lower, nullptr, fine, tokens, y, true, many);
+}
+
+size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice, const float* bias, const float* x,
+                    float* y, bool add, Used (&used)[2]) {
+  static thread_local Buffer<float> second;
+  Few few(halves ? halves->upper : w, bias, x, y, add, halves ? &halves->lower : nullptr);
+  if (threads() == 2) {
+    float* other = second.get(w.oc);
+    parallel_runs(2, [&](size_t side, size_t, size_t thread) {
+      const Used own = choice.side(side);
+      few.whole_side(few.side(side, own), side == 1, side == 1 ? other : y, scratch(thread, w.oc));
+      used[side] = own;
+    });
+    kernels().add_rows(y, other, 0, 1, w.oc);
+    few.add_bias(0);
+  } else {
+    for (size_t side = 0; side < 2; ++side)
+      used[side] = choice.side(side), few.sides[side] = few.side(side, used[side]);
+    apply_few(few);
+  }
+  return used_bytes(w, used[0], 0, w.oc) + used_bytes(w, used[1], 0, w.oc);
 }
 
 void halve(const Mat& w, const Halves& h) {

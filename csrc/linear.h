@@ -26,8 +26,22 @@ struct Used {
   const Halves* halves = nullptr;
   Channels fine{nullptr, 0};
 };
-// Outputs [o0, o1) from those, split over the pool, or by the calling thread inside a task of its own. alone: w is no
-// product of factors, and sums are added up in one run, so that bits may differ from the others'.
+// Channels have two sides, which two threads read at once: where the second begins. It is a little smaller than the
+// first, since the thread that has it begins later.
+inline size_t second_side(size_t n) { return (n / 2 + n / 32) / 16 * 16; }
+// What one token uses of each side: of `kept` without a list all of it. Two threads may ask at the same time, each for
+// the side that it reads.
+struct SideChoice {
+  virtual Used side(size_t side) const = 0;
+
+ protected:
+  ~SideChoice() = default;
+};
+// All outputs from those, where a channel is one row of w, or of its halves of four bits. used: what was chosen.
+size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice, const float* bias, const float* x,
+                    float* y, bool add, Used (&used)[2]);
+// Outputs [o0, o1) from what is used, split over the pool, or by the calling thread inside a task of its own. alone: w
+// is no product of factors, and sums are added up in one run, so that bits may differ from the others'.
 size_t apply_used(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1);
 void apply_alone(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1);
 size_t used_bytes(const Mat& w, const Used& used, size_t o0, size_t o1);

@@ -19,6 +19,11 @@ struct ByFloats {
 };
 
 #ifdef __AVX2__
+#ifdef __AVX512VNNI__
+constexpr bool kOddLists = true;  // of one token: any number of channels of a list by words
+#else
+constexpr bool kOddLists = false;
+#endif
 // Whole columns, and whole quads or pairs of channels, by bytes; what is left over by floats.
 template <class Column>
 struct ByBytes {
@@ -28,7 +33,9 @@ struct ByBytes {
     using Kept = Room<Column, Most>;
     static_assert(sizeof(Kept) <= matvec_scratch(Most) * sizeof(float));
     const size_t o = Column::kHalves ? o1 : o0 + (o1 - o0) / Column::kOutputs * Column::kOutputs;
-    const size_t i = i0 + (i1 - i0) / Column::kTogether * Column::kTogether;
+    // An odd channel at the end of a list too, unless the list has all channels, which gives dense's bits.
+    const bool odd = Most == 1 && kOddLists && std::is_same_v<Pick, Listed> && count < w.ic;
+    const size_t i = odd ? i1 : i0 + (i1 - i0) / Column::kTogether * Column::kTogether;
     if (o > o0 && i > i0) panel_bytes(w, pick, count, tokens, o0, o, i0, i, *reinterpret_cast<Kept*>(scratch));
     if (o > o0 && i < i1) panel<Row>(w, pick, count, tokens, o0, o, i, i1, scratch);
     if (o < o1) panel<Row>(w, pick, count, tokens, o, o1, i0, i1, scratch);

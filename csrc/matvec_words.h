@@ -20,13 +20,13 @@ struct Room<Column, 1> {
   alignas(64) int32_t words[kWordRows / 2 * kMostGroups];  // (pairs, width): x beside the scales
   alignas(64) int32_t zero[kMostGroups];                   // sum of x in units
   __m512i sums[kPanel / Column::kOutputs * kVectors];      // (columns, kSums, 4)
-  float units[kFold], step, xs[kPass * kGroups];
+  float units[kFold + 1], step, xs[kPass * kGroups];
 };
 
-// Pairs of channels from the i-th on of a block that starts with the i0-th, as words beside groups [g0, g0 + groups) of
-// their scales: two channels' in each number.
+// m channels from the i-th on of a block that starts with the i0-th, as words beside groups [g0, g0 + groups) of their
+// scales: a pair's two in each number.
 template <size_t R, class Column, class Pick>
-[[gnu::noinline]] void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t pairs, size_t g0, size_t groups,
+[[gnu::noinline]] void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t m, size_t g0, size_t groups,
                                   size_t width, bool fresh, Room<Column, 1>& room) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   // The lower words of two vectors' lanes; then the lanes of two vectors in turns.
@@ -35,8 +35,8 @@ template <size_t R, class Column, class Pick>
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xffff0000)), ones = _mm512_set1_epi16(1);
-  const RowsAt<Pick, R> rows(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i0 + i,
-                             2 * pairs);
+  const RowsAt<Pick, R> rows(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i0 + i, m);
+  const size_t pairs = (m + 1) / 2;
   const float* unit = room.units + i;
   for (size_t g = 0; g < groups; g += 32) {
     const __mmask32 k = groups - g >= 32 ? 0xffffffff : (1u << (groups - g)) - 1;
@@ -155,8 +155,8 @@ struct Then {
   size_t o, i;
 };
 
-// Outputs [o0, o1), whole columns, and half a one at the end where there are halves; channels pick(i0) to pick(i1 - 1),
-// whole pairs, of `count` in all. R rows are read side by side.
+// Outputs [o0, o1), whole columns, and half a one at the end where there are halves; channels pick(i0) to pick(i1 - 1)
+// of `count` in all, whole pairs of them unless they are of a list. R rows are read side by side.
 template <size_t R, class Column, class Pick>
 void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
                  size_t i1, const Then& then, Room<Column, 1>& room) {
@@ -168,7 +168,8 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
-  const bool in_parts = !whole && R == kWideRows;  // of wide rows: the scales of a block are asked for in the block before
+  const bool in_parts =
+      !whole && R == kWideRows;  // of wide rows: the scales of a block are asked for in the block before
   const size_t apart = rows_apart(R, 64 * columns), of_scales = scales_lead(2 * groups);
   Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
@@ -188,16 +189,17 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
       panel<typename Column::Row>(w, pick, count, token, o0, o1, c, c + n, room.xs);
       continue;
     }
+    if (n % 2 != 0) room.units[n] = 0.f;
     for (size_t i = 0; i < n; i += R) {
       const size_t m = upto(n - i, R), next = c + i + m;
       ahead.move(next, upto(next + lead, count));
       if (!in_parts) scales_ahead.move(next, upto(next + of_scales, count));
       scales_ahead.fetch(m * (2 * groups / 64 + 1));
-      fold_pairs<R>(w, pick, c, i, m / 2, g0, groups, width, i == 0, room);
+      fold_pairs<R>(w, pick, c, i, m, g0, groups, width, i == 0, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);
       const Columnwise pass{columns, width, half, i == 0};
       if (m < R) {
-        dot_rest(rows, m / 2, pass, room);
+        dot_rest(rows, (m + 1) / 2, pass, room);
         continue;
       }
       const bool here = c + i + apart < i1;

@@ -1,6 +1,7 @@
-// How fast the lines of matrices in memory are asked for. Too fast and CPUs drop what they are asked, too slow and memory
-// waits; where the best lies depends on how many threads read and on where the host puts them, and changes within
-// minutes. So it is found while matrices are read: now and then one is read a step faster or slower than the others.
+// How fast the lines of matrices in memory are asked for. Too fast and CPUs drop what they are asked, too slow and
+// memory waits; where the best lies depends on how many threads read and on where the host puts them, and changes
+// within minutes. So it is found while matrices are read: now and then one is read a step faster or slower than the
+// others.
 #pragma once
 #include <chrono>
 #include <cstddef>

@@ -93,10 +93,12 @@ def test_on_differs_from_dense_and_dense_does_not_change(directory, name):
 
 @NAMES
 def test_evaluation_is_what_decoding_gives(directory, name):
-    """Several tokens at once, with the mode's state, equal the same tokens one by one."""
+    """Several tokens at once, with the mode's state, equal the same tokens one by one. In one text of three a choice
+    between equals may fall the other way, which the tokens after it show."""
     lm = opened(directory, SETTINGS[name])
-    off = np.abs(losses(lm.model, TOKENS, 220, lm.kv) - nll(decoded(lm), np.asarray(TOKENS[1:])))
-    assert (off > 2e-3).mean() < 0.05 and off.mean() < 1e-3
+    texts = [np.random.default_rng(seed).integers(2, 97, 221).tolist() for seed in (4, 5, 6)]
+    off = np.abs([losses(lm.model, t, 220, lm.kv) - nll(decoded(lm, tokens=t[:-1]), np.asarray(t[1:])) for t in texts])
+    assert np.median((off > 2e-3).mean(axis=1)) < 0.05 and np.median(off.mean(axis=1)) < 1e-4
 
 
 @pytest.mark.parametrize("quant", ["f32", "bf16", "int8", "int4"])

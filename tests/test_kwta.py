@@ -79,8 +79,8 @@ def test_evaluation_is_what_decoding_gives(directory, name):
 def test_evaluation_is_what_decoding_gives_of_a_trained_model(mode, quant):
     """One token and many round differently, so that now and then another channel wins: the mean hardly moves."""
     lm = ralo.load("mini", quant, modes=[mode])
-    tokens = texts.held_out(lm, 192)
-    together, one_by_one = losses(lm.model, tokens, 192), nll(decoded(lm, tokens=tokens[:-1]), np.asarray(tokens[1:]))
+    tokens = texts.held_out(lm, 768)
+    together, one_by_one = losses(lm.model, tokens, 768), nll(decoded(lm, tokens=tokens[:-1]), np.asarray(tokens[1:]))
     assert np.abs(together - one_by_one).mean() < 0.05
     assert together.mean() == pytest.approx(one_by_one.mean(), abs=0.01)
 
@@ -316,3 +316,58 @@ def test_halves_and_whole_texts(directory, calibrated):
     assert np.array_equal(decoded(lm, seq.clone(), TOKENS[21:-1]), halved[21:])
     together = losses(lm.model, TOKENS, 60)
     assert together.mean() == pytest.approx(nll(halved, np.asarray(TOKENS[1:])).mean(), abs=0.02)
+
+
+# ---------------------------------------------------------------- sides
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Channels enough for two sides at every place."""
+    return write_hf(
+        tmp_path_factory.mktemp("kwta") / "wide", "llama", hidden_size=512, intermediate_size=1040, head_dim=64
+    )
+
+
+@pytest.fixture
+def run_on():
+    """run_on(n): from now on by n threads."""
+    before = _core.threads()
+    yield _core.set_threads
+    _core.set_threads(before)
+
+
+@pytest.mark.parametrize("quant", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("fine", [0.05, 1.0], ids=["halves", "whole"])
+def test_sides_give_the_same_bits_on_any_number_of_threads(wide, run_on, quant, fine):
+    lm = opened(wide, KWTA(k=0.5, fine=fine), quant=quant)
+    found = []
+    for n in (1, 2, 3):
+        run_on(n)
+        found.append(decoded(lm, tokens=TOKENS[:20]))
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("quant", ["f32", "int8", "int4"])
+def test_sides_are_counted_as_one(wide, run_on, quant):
+    """Bytes not read, winners and their change, whoever chose them."""
+    counts = []
+    for n in (1, 2):
+        run_on(n)
+        lm = opened(wide, KWTA(k=0.5), quant=quant)
+        decoded(lm, tokens=TOKENS[:40])
+        counts.append([layer.taken[place].slot.counts() for layer in lm.model.slots for place in ("qkv", "o", "down")])
+    assert counts[0] == counts[1]
+    assert all(c["steps"] == 40 and c["compared"] > 0 and c["bytes_skipped"] > 0 for c in counts[0])
+
+
+def test_each_side_has_winners_in_proportion():
+    """The largest |x| * norm of the first 272 channels of 512, and of the others."""
+    n, k, middle = 512, 128, 272
+    slot = _core.KwtaInput(n, None, 1, "top", k, 1.0, 1, False, False, 0.0, None, 0, 0.0)
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    shares = (k * middle // n, k - k * middle // n)
+    sides = np.split(np.abs(x), [middle])
+    want = np.concatenate([np.sort(np.argsort(-s)[:share]) for s, share in zip(sides, shares, strict=True)])
+    want[shares[0] :] += middle
+    assert slot.winners(x) == want.tolist()

@@ -39,8 +39,8 @@ struct KwtaInputObject : KwtaInput {
   nb::object halves;
   KwtaInputObject(size_t n, Norms norms, size_t block, const std::string& pick, double amount, float temp, size_t duty,
                   bool seed, bool renorm, float guess, const HalvesObject* halves_, size_t fine_, float fine_guess)
-      : KwtaInput({n, block, norms ? norms->data() : nullptr, rule_of(pick, amount, temp, guess)}, {duty, seed}, renorm,
-                  {halves_ ? &halves_->h : nullptr, fine_, fine_guess}),
+      : KwtaInput({n, block, norms ? norms->data() : nullptr, rule_of(pick, amount, temp, guess), true}, {duty, seed},
+                  renorm, {halves_ ? &halves_->h : nullptr, fine_, fine_guess}),
         kept(std::move(norms)) {
     need(n > 0 && block > 0 && duty > 0, "n, block and duty must be positive");
     if (kept) need(kept->shape(0) == n, "norms must be (n,)");
@@ -63,6 +63,15 @@ void bind_kwta(nb::module_& m) {
            nb::arg("duty"), nb::arg("seed"), nb::arg("renorm"), nb::arg("guess") = 0.f,
            nb::arg("halves").none() = nb::none(), nb::arg("fine") = 0, nb::arg("fine_guess") = 0.f,
            "halves: of the winners only the `fine` best are read whole, of the others the upper half")
+      .def(
+          "winners",
+          [](const KwtaInputObject& k, Array<const float, 1> x) {
+            need(x.shape(0) == k.n, "x must be (n,)");
+            std::vector<uint32_t> list(k.n);
+            list.resize(k.winners.chooser.choose(x.data(), list.data()));
+            return list;
+          },
+          array("x"), "The channels that win by themselves, without a text's state")
       .def_rw("plant", &KwtaInputObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaInputObject& k) { return dict_of(k.winners); });
 }

@@ -7,11 +7,10 @@
 
 namespace {
 
-constexpr size_t kCompareEvery = 16;  // positions between two looks at how much the winners change
-
 size_t pick(const Rule& r, const float* x, const float* norms, size_t n, uint32_t* out) {
   static thread_local Buffer<uint32_t> score;
   static thread_local Buffer<float> weights;
+  if (r.k == 0 && (r.pick == Pick::top || r.pick == Pick::near)) return 0;
   switch (r.pick) {
     case Pick::top: return kernels().select_top(x, norms, n, std::min(r.k, n), score.get(n), out);
     case Pick::near: return kernels().select_near(x, norms, n, std::min(r.k, n), r.least, score.get(n), out);
@@ -22,7 +21,20 @@ size_t pick(const Rule& r, const float* x, const float* norms, size_t n, uint32_
 
 }  // namespace
 
+size_t Chooser::choose_side(size_t side, const float* x, uint32_t* out) const {
+  const size_t first = side ? second_side(n) : 0, last = side ? n : second_side(n), before = rule.k * first / n;
+  Rule own = rule;
+  own.k = rule.k * last / n - before;
+  const size_t count = pick(own, x + first, norms ? norms + first : nullptr, last - first, out);
+  for (size_t i = 0; i < count; ++i) out[i] += static_cast<uint32_t>(first);
+  return count;
+}
+
 size_t Chooser::choose(const float* x, uint32_t* out) const {
+  if (two_sided()) {
+    const size_t count = choose_side(0, x, out);
+    return count + choose_side(1, x, out + count);
+  }
   if (block == 1) return pick(rule, x, norms, n, out);
   static thread_local Buffer<float> strengths;
   static thread_local Buffer<uint32_t> chosen;
@@ -80,6 +92,10 @@ void Winners::note(Held& held, const Channels& won, size_t position) {
   look(held, won, position);
 }
 
+bool Winners::looks_at(size_t position) {
+  return position % kCompareEvery == 0 || position % kCompareEvery == kCompareEvery - 1;
+}
+
 void Winners::look(Held& held, const Channels& won, size_t position) {
   counts.kept += won.count;
   if (position % kCompareEvery == kCompareEvery - 1) {
@@ -103,18 +119,21 @@ void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list,
 // The winners; of halves all channels where there are as many, without a choice.
 Used KwtaInput::used(Held& held, const float* x, size_t position) {
   if (!fine.halves) return {winners.choose(held, x, position)};
-  if (winners.chooser.rule.k < n) return {winners.choose(held, x, position), fine.halves, best(x)};
+  if (!all()) return {winners.choose(held, x, position), fine.halves, best(x)};
   ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
   return {{nullptr, n}, fine.halves, best(x)};
 }
 
-// The channels that are read whole.
+// Chosen the same way as the winners they are among them.
+Chooser KwtaInput::best() const {
+  const Rule& kept = winners.chooser.rule;
+  return {n, 1, winners.chooser.norms, {kept.pick, fine.most, fine.guess > 0 ? fine.guess : kept.least, 0, 1}, true};
+}
+
 Channels KwtaInput::best(const float* x) {
   static thread_local Buffer<uint32_t> lists;
   uint32_t* list = lists.get(n);
-  const Rule& kept = winners.chooser.rule;  // chosen the same way, they are among the winners
-  const Rule rule{kept.pick, fine.most, fine.guess > 0 ? fine.guess : kept.least, 0, 1};
-  const Channels out{list, fine.most ? pick(rule, x, winners.chooser.norms, n, list) : 0};
+  const Channels out{list, best().choose(x, list)};
   winners.counts.fine += out.count;
   return out;
 }
@@ -155,25 +174,65 @@ size_t KwtaInput::run(const Linear& l, const float* x, size_t tokens, float* y, 
   });
 }
 
-size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
-  const Used of = used(held, x, pass.past);
-  const Channels& won = of.kept;
-  const size_t count = won.count;
-  size_t bytes;
-  if (of.halves) {
-    bytes = apply_halves(*of.halves, won, of.fine, l.bias, x, y, add, 0, l.w->oc);
-  } else if (count == n) {
-    bytes = ::apply(l.weights(pass), l.bias, x, 1, y, add, pass.many);
+// Whether each side has winners of its own, which its thread chooses.
+bool KwtaInput::by_sides(const Mat& w) const {
+  const Chooser& c = winners.chooser;
+  const bool now = winners.duty.every == 1 && !winners.duty.seed && !renorm, some = c.rule.k < n || fine.halves;
+  return now && some && c.two_sided() && !w.proc && !w.hashed && !w.factors;
+}
+
+size_t KwtaInput::one_by_sides(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
+  static thread_local Buffer<uint32_t> lists;
+  struct Choice final : SideChoice {
+    const KwtaInput& in;
+    const float* x;
+    uint32_t *kept, *fine;  // (n)
+    Choice(const KwtaInput& in_, const float* x_, uint32_t* lists) : in(in_), x(x_), kept(lists), fine(lists + in.n) {}
+    Channels some(const Chooser& chooser, size_t side, uint32_t* list) const {
+      uint32_t* to = list + (side ? second_side(in.n) : 0);
+      return {to, chooser.choose_side(side, x, to)};
+    }
+    Used side(size_t side) const override {
+      const size_t middle = second_side(in.n);
+      const Channels won =
+          in.all() ? Channels{nullptr, side ? in.n - middle : middle} : some(in.winners.chooser, side, kept);
+      return {won, in.fine.halves, in.fine.halves ? some(in.best(), side, fine) : Channels{nullptr, 0}};
+    }
+  };
+  const Choice choice(*this, x, lists.get(2 * n));
+  Used of[2];
+  const size_t bytes = apply_chosen(l.weights(pass), fine.halves, choice, l.bias, x, y, add, of);
+  const size_t first = of[0].kept.count, won = first + of[1].kept.count;
+  if (!all()) {
+    if (Winners::looks_at(pass.past))  // another thread's memory is dear
+      std::memmove(choice.kept + first, of[1].kept.list, of[1].kept.count * sizeof(uint32_t));
+    winners.note(held, {choice.kept, won}, pass.past);
   } else {
+    ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
+  }
+  winners.counts.fine += of[0].fine.count + of[1].fine.count;
+  return bytes;
+}
+
+size_t KwtaInput::one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass) {
+  const Mat& w = l.weights(pass);
+  size_t bytes;
+  if (by_sides(w)) {
+    bytes = one_by_sides(held, l, x, y, add, pass);
+  } else {
+    const Used of = used(held, x, pass.past);
+    const size_t count = of.kept.count;
     static thread_local Buffer<float> scaled;
-    if (renorm && count) {
+    if (renorm && count && count < n) {
       float* louder = scaled.get(n);
       for (size_t i = 0; i < n; ++i) louder[i] = x[i] * static_cast<float>(n) / static_cast<float>(count);
       x = louder;
     }
-    bytes = apply_some(l.weights(pass), won, l.bias, x, y, add);
+    bytes = of.halves    ? apply_halves(*of.halves, of.kept, of.fine, l.bias, x, y, add, 0, w.oc)
+            : count == n ? ::apply(w, l.bias, x, 1, y, add, pass.many)
+                         : apply_some(w, of.kept, l.bias, x, y, add);
   }
   winners.counts.bytes_read += bytes;
-  winners.counts.bytes_skipped += static_cast<int64_t>(l.weights(pass).bytes() - bytes);
+  winners.counts.bytes_skipped += static_cast<int64_t>(w.bytes() - bytes);
   return bytes;
 }

@@ -19,9 +19,16 @@ struct Chooser {
   size_t n, block;
   const float* norms;  // (n) or null
   Rule rule;
+  bool sides = false;  // of many values each side (linear.h) has winners in proportion: two threads choose at once
   // Winners in ascending order into out (n); how many. blocks() is what rule.k counts.
   size_t choose(const float* x, uint32_t* out) const;
   size_t blocks() const { return (n + block - 1) / block; }
+  static constexpr size_t kMany = 256;
+  bool two_sided() const {
+    return sides && block == 1 && n >= kMany && (rule.pick == Pick::top || rule.pick == Pick::near);
+  }
+  // The winners of a side, where it is two_sided().
+  size_t choose_side(size_t side, const float* x, uint32_t* out) const;
 };
 
 // The winners of one text. They are chosen every `duty` positions and held in between.
@@ -59,7 +66,9 @@ struct Winners {
   KwtaCounts counts{};
   // The winners of the token at `position`, until the next call.
   Channels choose(Held& held, const float* x, size_t position);
-  // Counts winners that somebody else chose at every position.
+  // Counts winners that somebody else chose at every position; which they are is read only where it looks at them.
+  static constexpr size_t kCompareEvery = 16;  // positions between two looks at how much the winners change
+  static bool looks_at(size_t position);
   void note(Held& held, const Channels& won, size_t position);
 
  private:
@@ -91,6 +100,10 @@ struct KwtaInput : GuardedInput {
   size_t run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
   Used used(Held& held, const float* x, size_t position);
+  bool all() const { return fine.halves && winners.chooser.rule.k >= n; }  // of halves: no choice but of the best
+  Chooser best() const;                                                    // chooses the channels that are read whole
   Channels best(const float* x);
+  bool by_sides(const Mat& w) const;
+  size_t one_by_sides(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
   size_t many_halves(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass);
 };

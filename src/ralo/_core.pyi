@@ -2,8 +2,8 @@
 ralo's kernels: shapes are checked here, the arithmetic is in csrc/kernels.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -21,6 +21,26 @@ def near_rows() -> bool:
     """Whether rows are asked for into the first-level cache"""
 
 def set_near_rows(near: bool) -> None: ...
+
+def asking_pace() -> int:
+    """How slowly lines from memory are asked for"""
+
+class Tempo:
+    """Finds the pace at which lines from memory are asked for"""
+
+    def __init__(self) -> None: ...
+
+    fastest: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    slowest: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    @property
+    def usual(self) -> int: ...
+
+    def read(self, kind: int, cost: Callable) -> None:
+        """One reading, whose cost at a pace is given"""
 
 def threads() -> int: ...
 
@@ -297,6 +317,9 @@ class KwtaInput(Input):
         """
         halves: of the winners only the `fine` best are read whole, of the others the upper half
         """
+
+    def winners(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[int]:
+        """The channels that win by themselves, without a text's state"""
 
     @property
     def plant(self) -> bool:
