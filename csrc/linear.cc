@@ -177,6 +177,8 @@ struct Few {
     const bool paced = near_rows && tokens == 1 && from == 0 && to == w.oc && w.bytes() >= kFromMemory;
     return paced && channels() * w.channel_bytes() >= kFromMemory / 4;
   }
+  // Matrices of one shape and precision, read whole or by a list, come alike.
+  size_t kind() const { return (w.ic * w.oc * 16 + static_cast<size_t>(w.quant)) * 2 + (sides[0].c.list != nullptr); }
 };
 
 void apply_few(const Few& few) {
@@ -187,7 +189,7 @@ void apply_few(const Few& few) {
   uint8_t* apart = flags.data();  // of this thread, whichever does the work
   const size_t room = few.tokens == 1 ? few.w.oc : matvec_scratch(kSharedTokens);
   std::optional<Reading> reading;
-  if (few.from_memory()) reading.emplace(few.w.ic * few.w.oc, few.channels() * few.w.channel_bytes());
+  if (few.from_memory()) reading.emplace(few.kind(), few.channels() * few.w.channel_bytes());
   parallel_runs(few.parts(), [&](size_t part, size_t begun, size_t thread) {
     if (few.part(part, begun, others, scratch(thread, room))) apart[part] = 1;
   });
@@ -323,7 +325,7 @@ size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice
                     float* y, bool add, Used (&used)[2]) {
   static thread_local Buffer<float> second;
   Few few(halves ? halves->upper : w, bias, x, y, add, halves ? &halves->lower : nullptr);
-  if (threads() == 2) {
+  if (threads() == 2 && w.bytes() < kFromMemory) {  // of more, a thread that is done had better take parts of the other
     float* other = second.get(w.oc);
     parallel_runs(2, [&](size_t side, size_t, size_t thread) {
       const Used own = choice.side(side);
