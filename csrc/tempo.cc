@@ -1,3 +1,4 @@
+// A step to either side now and then, and to the better one: see tempo.h.
 #include "tempo.h"
 
 #include <algorithm>

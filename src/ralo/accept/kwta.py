@@ -32,12 +32,10 @@ mode = KWTA.name
 
 def accept(task: Task, open_model: Callable[[str], LM], say: Progress) -> list[Row]:
     rows: list[Row] = []
-    profile = None
     for quant in task.quants:
         lm = open_model(quant)
-        if profile is None:
-            say("calibrating")
-            profile = lm.profile or calibrate(lm, texts.tokens_of(lm, "calibration", LOOK))
+        say(f"calibrating at {quant}")  # what a share is worth in time is another thing at another precision
+        profile = lm.profile or calibrate(lm, texts.tokens_of(lm, "calibration", LOOK))
         say(f"tuning k at {quant}")
         tuned = tune_k(lm, KWTA(), profile, texts.tokens_of(lm, "tuning", TUNE), MARGIN * task.max_dppl)
         found = _measured(task, lm, tuned.mode, profile, say)
