@@ -22,7 +22,7 @@ STEPS = 6  # of the dial
 PERCENT_OF_KL = 100  # points of perplexity that a nat costs, to begin with
 CLOSE = 0.93  # of the aim, from which on it is met
 FARTHEST = 4  # times more or less in a step
-TIGHTER = (1.0, 0.8, 0.6, 0.4)  # aims, one after another, until the check holds
+CHECKS, BACK = 4, 0.97  # of one dial; beside what a check that does not hold says, where the next one aims
 TOGETHER = "all together"
 WORTH = 1.01  # times as fast, from which one plan is better than another
 NEAR, FINALISTS = 0.85, 3  # of the best one's speed, and how many: what is compared at the end
@@ -123,15 +123,18 @@ class Search:
         neurons = self.trials.lm.model.cfg.act in ZEROS
         made = {place for mode in frame if isinstance(mode, MadeMode) for place in TARGETS[mode.target]}
         sites = sites.only({*PLACES, HEAD} - made)
-        for aim in TIGHTER:
-            modes = self._dialled(name, sites, frame, neurons, aim * MARGIN * self.max_dppl)
+        aim = MARGIN * self.max_dppl
+        for _ in range(CHECKS):
+            modes = self._dialled(name, sites, frame, neurons, aim)
             if not modes:  # none at all is dense, which is no faster than itself
                 return
-            known = next((found for found in self.tried if found.modes == modes), None)
-            if known is None:
-                self.say(f"checking {name} dialled to {aim * MARGIN * self.max_dppl:.2f} %")
-            if (known or self._try(name, modes)).loss.fits(self.max_dppl):
+            found = next((found for found in self.tried if found.modes == modes), None)
+            if found is None:
+                self.say(f"checking {name} dialled to {aim:.2f} %")
+                found = self._try(name, modes)
+            if found.loss.fits(self.max_dppl):
                 return
+            aim *= BACK / found.loss.share(self.max_dppl)
 
     def _dialled(
         self, name: str, sites: Sites, frame: Sequence[Mode], neurons: bool, aim: float

@@ -47,6 +47,10 @@ class Loss:
     def fits(self, max_dppl: float) -> bool:
         return self.delta_ppl_pct <= max_dppl + UNSEEN and self.high <= SLACK * max_dppl + UNSEEN
 
+    def share(self, max_dppl: float) -> float:
+        """Of what is allowed; more than 1 where it does not fit."""
+        return max(self.delta_ppl_pct / (max_dppl + UNSEEN), self.high / (SLACK * max_dppl + UNSEEN))
+
 
 @dataclass(frozen=True)
 class Gain:
