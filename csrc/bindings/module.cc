@@ -29,12 +29,15 @@ NB_MODULE(_core, m) {
       .def_ro_static("slowest", &kSlowest)
       .def_prop_ro("usual", &Tempo::usual)
       .def(
-          "read",
-          [](Tempo& t, size_t kind, const nb::callable& cost) {
+          "next",
+          [](Tempo& t) {
             const Tempo::Try tried = t.next();
-            t.note(tried, kind, nb::cast<double>(cost(tried.pace)));
+            return std::make_pair(tried.pace, tried.side);
           },
-          nb::arg("kind"), nb::arg("cost"), "One reading, whose cost at a pace is given");
+          "The pace of the next reading, and on which side of the usual one it lies")
+      .def(
+          "note", [](Tempo& t, int pace, int side, size_t kind, double cost) { t.note({pace, side}, kind, cost); },
+          nb::arg("pace"), nb::arg("side"), nb::arg("kind"), nb::arg("cost"), "What that reading took");
   m.def("threads", [] { return threads(); });
   m.def(
       "set_threads",

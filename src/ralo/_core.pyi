@@ -2,7 +2,7 @@
 ralo's kernels: shapes are checked here, the arithmetic is in csrc/kernels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import numpy
@@ -39,8 +39,13 @@ class Tempo:
     @property
     def usual(self) -> int: ...
 
-    def read(self, kind: int, cost: Callable) -> None:
-        """One reading, whose cost at a pace is given"""
+    def next(self) -> tuple[int, int]:
+        """
+        The pace of the next reading, and on which side of the usual one it lies
+        """
+
+    def note(self, pace: int, side: int, kind: int, cost: float) -> None:
+        """What that reading took"""
 
 def threads() -> int: ...
 

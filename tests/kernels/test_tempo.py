@@ -19,12 +19,9 @@ def cost(pace: int, best: int, kind: int, noise: random.Random) -> float:
 def read(tempo: _core.Tempo, best: int, times: int, seed: int = 0) -> list[int]:
     noise, paces = random.Random(seed), []
     for i in range(times):
-
-        def took(pace: int, kind: int = i % 5) -> float:
-            paces.append(pace)
-            return cost(pace, best, kind, noise)
-
-        tempo.read(i % 5 + 1, took)
+        pace, side = tempo.next()
+        tempo.note(pace, side, i % 5 + 1, cost(pace, best, i % 5, noise))
+        paces.append(pace)
     return paces
 
 
@@ -53,7 +50,7 @@ def test_noise_alone_moves_it_little():
     tempo = _core.Tempo()
     noise = random.Random(0)
     for i in range(20000):
-        tempo.read(i % 5 + 1, lambda _: noise.gauss(1, NOISE))
+        tempo.note(*tempo.next(), i % 5 + 1, noise.gauss(1, NOISE))
     assert abs(tempo.usual - 4) <= 1
 
 
@@ -61,7 +58,8 @@ def test_interrupted_readings_do_not_decide():
     tempo, noise = _core.Tempo(), random.Random(0)
     for i in range(6000):
         late = 20.0 if noise.random() < 0.02 else 1.0
-        tempo.read(i % 5 + 1, lambda pace, late=late: late * cost(pace, 6, 0, noise))
+        pace, side = tempo.next()
+        tempo.note(pace, side, i % 5 + 1, late * cost(pace, 6, 0, noise))
     assert tempo.usual == 6
 
 
