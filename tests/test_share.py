@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ralo.modes.share import GRID, PART, allocate, costs, list_times, plain_share, shares
+from ralo.modes.share import GRID, PART, allocate, costs, plain_share, shares
 from ralo.profile import Place, Profile
 
 PLACES = ("qkv", "o", "up", "down")
@@ -19,8 +19,7 @@ def profile(scale: dict[tuple[int, str], float], seconds: dict[str, list[float]]
     for key in SIZES:
         kl = np.array([levels, scale.get(key, 1.0) * 10 ** (-levels / 0.2)], np.float32)
         places[key] = Place(np.ones(8, np.float32), np.ones((2, 8), np.float32), np.linspace(0, 1, 9, dtype="f4"), kl)
-    timed = {4: [0.25, 0.5, 0.75, 1.0], 5: [0.25, 0.5, 0.75, 0.95, 1.0]}
-    times = {p: np.array([timed[len(t)], t], np.float32) for p, t in (seconds or {}).items()}
+    times = {p: np.array([[0.25, 0.5, 0.75, 1.0], t], np.float32) for p, t in (seconds or {}).items()}
     return Profile("m", 1, places, times)
 
 
@@ -58,21 +57,6 @@ def test_a_place_that_saves_no_time_keeps_everything() -> None:
     seconds = {p: [1.0, 2.0, 3.0, 4.0] for p in PLACES} | {"o": [4.0, 4.0, 4.0, 4.0]}
     found = shares(0.4, SIZES, profile({}, seconds))
     assert found[0, "o"] == found[1, "o"] == 1.0 and found[0, "up"] < 1
-
-
-def test_dense_may_take_less_than_most_of_the_channels() -> None:
-    """A list is read slower than everything in order: only a share that is clearly faster is worth it."""
-    lists = [1.0, 2.0, 3.0, 3.8]
-    spent = list_times(np.array([[0.25, 0.5, 0.75, 0.95, 1.0], [*lists, 2.5]], np.float32))
-    assert spent[-1] == 2.5 and spent[GRID == 0.5] == 2.0 and (spent[GRID >= 0.96][:-1] == np.float32(3.8)).all()
-    found = shares(0.4, SIZES, profile({}, {p: [*lists, 2.5] for p in PLACES}))
-    assert all(share == 1 or share < 0.63 for share in found.values()) and min(found.values()) < 1
-
-
-def test_everything_may_be_dense_where_something_else_is_skipped() -> None:
-    nothing_gained = profile({}, {p: [4.0, 4.0, 4.0, 4.0, 3.0] for p in PLACES})
-    assert set(shares(0.4, SIZES, nothing_gained, others=True).values()) == {1.0}
-    assert shares(0.4, SIZES, nothing_gained) == shares(0.4, SIZES, None)
 
 
 def test_allocation_beats_the_plain_one() -> None:

@@ -105,7 +105,7 @@ class KWTA(Mode):
                 del sizes[view.index, "up"], parts[view.index, "up"]
         halved = [key for key in sizes if self.at(*key)._by_halves(views[key[0]], key[1])]
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
-        found = shares(self.k, sizes, views[0].profile, parts, halved, others=len(sizes) < len(plain))
+        found = shares(self.k, sizes, views[0].profile, parts, halved)
         return replace(self, allotted=plain | found, arena=Arena())
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:

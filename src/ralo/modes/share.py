@@ -42,7 +42,7 @@ def costs(
     quality, effort = {}, {}
     for key, size in sizes.items():
         quality[key] = share_cost(profile, key, key in halved)
-        spent = list_times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID
+        spent = times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID
         if key in halved:
             half = profile.halved.get(key[1])
             spent = np.where(GRID < 1, HALF_TIME * spent if half is None else times(half), spent)
@@ -69,14 +69,6 @@ def times(seconds: NDArray[np.float32]) -> F64:
     """Measured times over GRID; reading more never takes less, whatever a noisy moment said."""
     times: F64 = np.interp(GRID, seconds[0], np.maximum.accumulate(seconds[1]))
     return times
-
-
-def list_times(seconds: NDArray[np.float32]) -> F64:
-    """The same where less than everything is a list of channels: dense, all of them, may take less than most do."""
-    lists = seconds[0] < 1
-    if not lists.any() or seconds[0][lists].max() < 0.9:  # too few of them were measured to tell
-        return times(seconds)
-    return np.where(GRID < 1, times(seconds[:, lists]), float(seconds[1, -1]))
 
 
 def floor(profile: Profile, layer: int) -> float:
@@ -123,15 +115,12 @@ def shares(
     profile: Profile | None,
     parts: Mapping[Key, float] | None = None,
     halved: Collection[Key] = (),
-    others: bool = False,
 ) -> dict[Key, float]:
-    """A share per layer and place that together take what `plain_share` would take, spent where it hurts least.
-    `others`: whether something is skipped elsewhere anyway, so that all of these may be dense."""
+    """A share per layer and place that together take what `plain_share` would take, spent where it hurts least."""
     plain = {key: plain_share(key[1], k) for key in sizes}
     if profile is None or k >= 1:
         return plain
     c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0), halved)
-    # A list of most channels may take longer than dense; nobody asks for that.
-    budget = sum(float(np.interp(plain[key], GRID, np.minimum(c.effort[key], c.effort[key][-1]))) for key in sizes)
+    budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
     found = allocate(c, budget)
-    return found if others or min(found.values(), default=0.0) < 1 else plain  # times of tiny ones may say nothing
+    return found if min(found.values(), default=0.0) < 1 else plain  # times of tiny matrices may say nothing

@@ -16,7 +16,7 @@ from ralo.lm import LM
 from ralo.matrix import Matrix
 from ralo.modes.base import LayerSlots, views_of
 from ralo.modes.mix import HEAD, CoarseSlot, Mix
-from ralo.modes.share import F64, GRID, KEEP_ALL, Key, list_times, share_cost, times
+from ralo.modes.share import F64, GRID, KEEP_ALL, Key, share_cost, times
 from ralo.profile import Profile, fingerprint
 from ralo.weights import PLACES, LayerWeights
 
@@ -91,7 +91,7 @@ def choice_seconds(profile: Profile) -> dict[str, float]:
 def over_grid(seconds: Mapping[str, Any], choice: Mapping[str, float]) -> dict[str, F64]:
     """Measured times of places over GRID; where fewer channels than all are read, with the choice of them."""
     return {
-        place: list_times(np.asarray(found, np.float32)) + np.where(GRID < 1, choice[place], 0.0)
+        place: times(np.asarray(found, np.float32)) + np.where(GRID < 1, choice[place], 0.0)
         for place, found in seconds.items()
     }
 
