@@ -285,6 +285,11 @@ namespace avx2 {
 namespace avx512 {
 #include "kernels.def"
 }
+// AVX-512 with AMX: the same kernels but for products of bytes.
+namespace amx {
+using namespace avx512;
+#include "kernels_bytes.def"
+}  // namespace amx
 #undef KERNEL
 
 struct Kernels {
@@ -293,7 +298,7 @@ struct Kernels {
 #undef KERNEL
 };
 // Whether rows that are read next are asked for into the first-level cache, beside those that are being read: where it
-// has 48 KB or more. It changes no result.
+// has 48 KB or more, but on Intel's. It changes no result.
 extern bool near_rows;
 // How fast lines are asked for where a matrix comes from memory: products, one after the other, that two lines wait for
 // the two before. It is found while matrices are read (tempo.h), and changes no result.

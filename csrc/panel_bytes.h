@@ -10,7 +10,14 @@ constexpr size_t kStep = 4;                               // channels in one 32-
 constexpr size_t kVectors = kPad / kLanes;                // of a panel of outputs
 constexpr size_t kDepthGroups = kByteDepth / kByteGroup;  // groups in a block of channels
 
-// A block of channels of a panel as bytes + 128, [group][step][output][channel of the step], and a scale per output.
+// AMX multiplies signed bytes. VNNI takes the weights without a sign: there they are stored as bytes + 128.
+#ifdef __AMX_INT8__
+constexpr bool kSigned = true;
+#else
+constexpr bool kSigned = false;
+#endif
+
+// A block of channels of a panel as bytes, [group][step][output][channel of the step], and a scale per output.
 struct PanelBytes {
   alignas(64) uint8_t w[kDepthGroups][kByteGroup * kPad];
   alignas(64) float scale[kDepthGroups][kPad];
@@ -84,7 +91,7 @@ inline void store_step(const int16_t* words, __m512i factors, uint8_t* out) {
   for (size_t j = 0; j < kStep; ++j) q[j] = _mm512_mulhrs_epi16(_mm512_load_si512(words + j * kPad), factors);
   const __m512i low = _mm512_mask_blend_epi8(odd, q[0], _mm512_slli_epi16(q[1], 8));
   const __m512i high = _mm512_mask_blend_epi8(odd, q[2], _mm512_slli_epi16(q[3], 8));
-  const __m512i up = _mm512_set1_epi8(-128);
+  const __m512i up = _mm512_set1_epi8(kSigned ? 0 : -128);
   _mm512_store_si512(out, _mm512_xor_si512(_mm512_unpacklo_epi16(low, high), up));
   _mm512_store_si512(out + 64, _mm512_xor_si512(_mm512_unpackhi_epi16(low, high), up));
 }
@@ -144,7 +151,8 @@ inline void to_bytes<ProcRow>(const Mat& w, size_t i0, size_t n, size_t o, uint8
       for (size_t j = 0; j < kStep; ++j) q[j] = _mm512_cvtps_epi32(fma(load(f[i + j] + v * kLanes), by, set1(128.f)));
       const __m512i low = _mm512_or_si512(q[0], _mm512_slli_epi32(q[1], 8));
       const __m512i high = _mm512_or_si512(q[2], _mm512_slli_epi32(q[3], 8));
-      _mm512_store_si512(out + i * kPad + v * 64, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      const __m512i four = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+      _mm512_store_si512(out + i * kPad + v * 64, _mm512_xor_si512(four, _mm512_set1_epi8(kSigned ? -128 : 0)));
     }
   }
 }

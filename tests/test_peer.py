@@ -67,6 +67,13 @@ def test_the_peer_predicts_what_ralo_predicts(ctx: int, model: Path, monkeypatch
     assert shares == sorted(shares) and shares[-1] == 1
 
 
+def test_a_peer_that_takes_its_process_with_it_is_one_clear_line(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    with pytest.raises(RaloError, match=r"ends with 'Illegal instruction' here; .* CMAKE_ARGS=") as found:
+        peer.beside(ralo.load(model, "f32"), 64).__enter__()
+    assert "\n" not in str(found.value)
+
+
 @needs_peer
 def test_gives_its_memory_back_however_it_ends(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import llama_cpp

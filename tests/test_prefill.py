@@ -28,6 +28,11 @@ HEADS = ((4, 4), (4, 2), (6, 2), (8, 2), (8, 1))  # query heads, kv heads: 1, 2,
 LENGTHS = (129, 130, 128 + FEW, 128 + FEW + 1, 257, 300, 514, 512 + FEW + 1)
 
 
+@pytest.fixture
+def level(byte_level: str) -> str:
+    return byte_level
+
+
 def cosines(a: F32, b: F32) -> F32:
     return (a * b).sum(-1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
 

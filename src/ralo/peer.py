@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +31,18 @@ BATCH = 512  # tokens of a prompt that the peer takes at once, as by its own def
 HEAD = ("output", "token_embd")  # at int4 it is Q8_0: ralo's head is int8 there, and the peer's own tools keep it finer
 QUANTS = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 KV_TYPES = {"f32": 0, "f16": 1, "int8": 8}  # ggml's numbers for F32, F16 and Q8_0
+# What is tried in a process of its own. A build by GCC 12 ends with an illegal instruction where the CPU has AMX: the
+# compiler leaves out half of what says how large tiles are.
+TRIAL = """
+import sys
+from pathlib import Path
+from ralo import peer
+peer.LlamaCpp(Path(sys.argv[1]), 1, "f16", 64).prefill(2)
+"""
+WITHOUT_AMX = (
+    "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8'"
+    " pip install --no-cache-dir --force-reinstall --no-deps llama-cpp-python"
+)
 
 
 def check() -> None:
@@ -46,8 +61,17 @@ def beside(lm: LM, n_ctx: int) -> Iterator[LlamaCpp]:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "peer.gguf"
         write_gguf(loader.open_checkpoint(str(lm.path)), lm.quant, path)
+        _survives(path)
         with contextlib.closing(LlamaCpp(path, _core.threads(), lm.kv, n_ctx)) as engine:
             yield engine
+
+
+def _survives(path: Path) -> None:
+    """A peer whose build does not fit the CPU takes its process with it: not this one."""
+    done = subprocess.run([sys.executable, "-c", TRIAL, str(path)], capture_output=True)
+    if done.returncode < 0:
+        ended = signal.strsignal(-done.returncode)
+        raise RaloError(f"--peer llama.cpp ends with {ended!r} here; built without AMX it may not: {WITHOUT_AMX}")
 
 
 def check_text(cfg: ModelConfig) -> None:

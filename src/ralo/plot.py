@@ -147,6 +147,6 @@ def _write_png(path: Path, drawing: Drawing) -> None:
         elif isinstance(m, Words):
             side = {"start": "left", "middle": "center", "end": "right"}[m.anchor]
             weight = "bold" if m.bold else "normal"
-            look = {"color": LIGHT[m.kind], "ha": side, "weight": weight, "parse_math": False}
+            look: dict[str, Any] = {"color": LIGHT[m.kind], "ha": side, "weight": weight, "parse_math": False}
             axes.text(m.x, m.y, m.text, fontsize=10.5 * point, **look)
     figure.savefig(path)

@@ -15,6 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 AVX2 = "avx2 fma f16c popcnt bmi2"  # flags as Linux names them
 AVX512 = "avx512f avx512bw avx512vl avx512dq avx512cd avx512vbmi avx512_vnni avx512_vpopcntdq"
 NEEDS = {"base": set(), "avx2": {*AVX2.split()}, "avx512": {*AVX2.split(), *AVX512.split()}}
+NEEDS["amx"] = NEEDS["avx512"] | {"amx_tile", "amx_int8"}
 
 
 def python(*args: str, isa: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +30,7 @@ SETUP = "from ralo import _core, cpu; cpu.setup(1); print(_core.level())"
 def test_levels_are_those_of_the_cpu():
     lines = [line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")]
     flags = set(lines[0].split()) if lines else set()
-    assert _core.levels() == [name for name in ("avx512", "avx2", "base") if flags >= NEEDS[name]]
+    assert _core.levels() == [name for name in reversed(NEEDS) if flags >= NEEDS[name]]
 
 
 def test_the_best_level_is_used_unless_forced():
@@ -50,7 +51,7 @@ def test_ralo_isa_forces_a_level(name):
 def test_a_level_nobody_knows_is_one_clear_line():
     done = python("-m", "ralo", "run", "-p", "hello", "-n", "1", isa="sse9")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "ralo run: RALO_ISA=sse9: unknown level; use one of base, avx2, avx512\n"
+    assert done.stderr == "ralo run: RALO_ISA=sse9: unknown level; use one of base, avx2, avx512, amx\n"
 
 
 def test_force_level(level):

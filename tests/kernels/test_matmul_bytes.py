@@ -11,11 +11,16 @@ from test_linear import inputs, run, storage
 from ralo import _core
 
 QUANTS = ("int8", "int4")
-TOKENS = (2, 5, 6, 7, 13, 130)  # around tiles of 6 tokens, and several
+TOKENS = (2, 5, 6, 7, 13, 16, 17, 130)  # around tiles of 6 and 16 tokens, and several
 CHANNELS = (4, 63, 64, 127, 128, 129, 300, 640)  # around groups of 128, and blocks of 256
 OUTPUTS = (64, 128, 320)
 CASES = pairwise(QUANTS, CHANNELS, OUTPUTS, TOKENS, (False, True), (False, True))
 BAD = (np.nan, np.inf, -np.inf)
+
+
+@pytest.fixture
+def level(byte_level: str) -> str:
+    return byte_level
 
 
 Stored = tuple[str, np.ndarray, np.ndarray]  # precision, bytes, scales
@@ -91,6 +96,16 @@ def test_a_token_does_not_depend_on_the_others(level, quant):
     whole = product(w, x, 128)
     for first in range(0, 130, 13):  # more than a few, which go another way where bytes do not pay
         assert np.array_equal(whole[first : first + 13], product(w, x[first : first + 13], 128))
+
+
+@pytest.mark.skipif("amx" not in _core.levels(), reason="this CPU has no AMX")
+@pytest.mark.parametrize(("quant", "ic", "oc", "tokens", "bias", "add"), CASES)
+def test_amx_gives_the_bits_of_vnni(byte_level, quant, ic, oc, tokens, bias, add):
+    found = []
+    for name in ("amx", "avx512"):
+        _core.force_level(name)
+        found.append(run(quant, (ic, oc), tokens, bias, add, exact=False))
+    assert np.array_equal(*found)
 
 
 # ---------------------------------------------------------------- numbers at the edge
