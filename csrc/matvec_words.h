@@ -8,8 +8,8 @@
 namespace ISA {
 
 constexpr size_t kWordRows = 8;  // that are read side by side
-// Wider rows than this are read in parts of half of it, and fewer side by side: what is asked for, what is read and the
-// sums then fit into the first-level cache together.
+// Wider rows than this are read in parts of half of it, and where they are asked for into the first-level cache fewer
+// side by side: what is asked for, what is read and the sums then fit into it together.
 constexpr size_t kWide = 8192, kWideRows = 4;
 
 // What is kept of the token.
@@ -227,7 +227,8 @@ void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   if (o1 - o0 <= kWide) return panel_words<kWordRows>(w, pick, count, token, o0, o1, i0, i1, {o0, i1}, room);
   for (size_t o = o0; o < o1; o += kPart) {
     const Then then = o + kPart < o1 ? Then{o + kPart, i0} : Then{o0, i1};
-    panel_words<kWideRows>(w, pick, count, token, o, upto(o1, o + kPart), i0, i1, then, room);
+    const auto part = near_rows ? panel_words<kWideRows, Column, Pick> : panel_words<kWordRows, Column, Pick>;
+    part(w, pick, count, token, o, upto(o1, o + kPart), i0, i1, then, room);
   }
 }
 
