@@ -288,7 +288,7 @@ namespace avx512 {
 // AVX-512 with AMX: the same kernels but for products of bytes.
 namespace amx {
 using namespace avx512;
-#include "kernels_bytes.def"
+#include "kernels_amx.def"
 }  // namespace amx
 #undef KERNEL
 
