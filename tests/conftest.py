@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from ralo import _core
+
+# With AMX torch's products of bf16 end the process with an illegal instruction on some virtual machines.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def _forced(name: str) -> Iterator[str]:
