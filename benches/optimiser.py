@@ -21,9 +21,9 @@ import ralo
 from ralo import profile as profiles
 from ralo.modes import Mix
 from ralo.modes.share import GRID, Costs, cheapest
-from ralo.tune.costs import choice_seconds, over_grid, share_kl
+from ralo.tune.costs import over_grid, share_kl
 from ralo.tune.record import Record
-from ralo.tune.sites import Option, Sites, modes_of, sites
+from ralo.tune.sites import Option, Precision, Sites, modes_of, sites
 from ralo.tune.task import shipped
 from ralo.tune.trial import Trials
 from ralo.weights import PLACES
@@ -44,15 +44,8 @@ def main() -> None:
     texts.dial = texts.dial[:8193]
     trials = Trials(lm, Record(None, {}, math.inf), texts, (128,), profile=profile)
     layers = lm.model.cfg.n_layers
-    dial = sites(
-        "int8",
-        Mix(),
-        share_kl(profile, layers),
-        {},
-        {"int8": over_grid(profile.seconds, choice_seconds(profile))},
-        ["int8"],
-        True,
-    )
+    own = Precision("int8", share_kl(profile, layers, ()), over_grid(profile.seconds))
+    dial = sites("int8", Mix(), [own], True)
     whole = seconds(dial, dict.fromkeys(dial.costs.quality, Option("int8", 1.0)))
 
     def tried(choice: dict) -> tuple[float, float]:

@@ -3,15 +3,13 @@ quality, and how long each place takes on this CPU."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralo import _core
+from ralo import _core, timing
 from ralo.lm import LM
 from ralo.matrix import HALVED, QUANTS, Matrix
 from ralo.memory import Arena
@@ -22,7 +20,7 @@ from ralo.profile import Guess, Place, Profile, fingerprint
 from ralo.quality import divergence, log_probs, scores
 from ralo.remake.values import values
 from ralo.tt.lowrank import Weighed
-from ralo.weights import PLACES, LayerWeights
+from ralo.weights import PLACES
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -30,7 +28,6 @@ Progress = Callable[[float], None]
 
 # Shares at which the cost in quality is measured: places that bear much are asked for less.
 LEVELS = {"qkv": (0.45, 0.65, 0.85), "o": (0.25, 0.45, 0.7), "up": (0.45, 0.65, 0.85), "down": (0.25, 0.45, 0.7)}
-TIMED = (0.25, 0.5, 0.75, 1.0)
 SCORE_BITS = 17  # of a float's 31, the lower ones that a histogram of scores leaves out: 1.6 % of a value
 QUANTILES = 257
 WINNER_TOKENS = 512
@@ -73,21 +70,16 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
     try:
         seen, mlps = _watch(lm, tokens)
         kl = _sensitivity(lm, tokens[: often + 1], {key: s.norms for key, s in seen.items()}, progress)
+        places = {key: Place(s.norms, s.moments(), s.quantiles(), *kl[key]) for key, s in seen.items()}
+        guesses = {layer: guess for layer, moments in mlps.moments.items() if (guess := gate_guess(lm, layer, moments))}
+        profile = Profile(
+            fingerprint(lm.model.weights), len(tokens) - 1, places, winners=mlps.winners, gates=mlps.gates,
+            inputs=mlps.inputs, guesses=guesses,
+        )  # fmt: skip
+        whole, halved = timing.seconds(lm, profile, tokens)
     finally:
         lm.model.use(*before)
-    places = {key: Place(s.norms, s.moments(), s.quantiles(), *kl[key]) for key, s in seen.items()}
-    guesses = {layer: guess for layer, moments in mlps.moments.items() if (guess := gate_guess(lm, layer, moments))}
-    return Profile(
-        fingerprint(lm.model.weights),
-        len(tokens) - 1,
-        places,
-        seconds(lm.model.weights.layers),
-        halved_seconds(lm.model.weights.layers),
-        mlps.winners,
-        mlps.gates,
-        mlps.inputs,
-        guesses,
-    )
+    return replace(profile, seconds=whole, halved=halved)
 
 
 @dataclass
@@ -207,63 +199,3 @@ class Far:
     def _scores(self, dense: bool = False) -> Iterator[F32]:
         model, ctx = self.lm.model, min(CTX, self.lm.model.cfg.max_context)
         return (s for _, _, s in scores(model, self.tokens, ctx, self.lm.kv, exact=False, dense=dense))
-
-
-def seconds(layers: Sequence[LayerWeights], rounds: int = 15) -> dict[str, F32]:
-    """Seconds of a matvec per place at some shares of random channels, matrices in the order a token reads them."""
-    rng = np.random.default_rng(0)
-    return _seconds(len(layers), lambda i, place, share: _time(getattr(layers[i], place), share, rng), rounds)
-
-
-def halved_seconds(layers: Sequence[LayerWeights], rounds: int = 15) -> dict[str, F32]:
-    """The same where most channels are read by halves; nothing where weights are not int8."""
-    rng, arena = np.random.default_rng(0), Arena()
-    if any(getattr(layer, place).quant != HALVED for layer in layers for place in PLACES):
-        return {}
-    halves = [{place: getattr(layer, place).halves(arena) for place in PLACES} for layer in layers]
-
-    def took(i: int, place: str, share: float) -> float:
-        matrix: Matrix = getattr(layers[i], place)
-        order = rng.permutation(matrix.ic).astype(np.uint32)
-        kept, fine = (np.sort(order[: round(part * matrix.ic)]) for part in (share, FINE))
-        x, y = np.ones(matrix.ic, np.float32), np.empty(matrix.oc, np.float32)
-        clock = time.perf_counter()
-        halves[i][place].apply(x, None if share == 1 else kept, fine, y)
-        return time.perf_counter() - clock
-
-    return _seconds(len(layers), took, rounds)
-
-
-def _seconds(layers: int, took_at: Callable[[int, str, float], float], rounds: int) -> dict[str, F32]:
-    took: dict[tuple[str, float], list[float]] = {(place, share): [] for place in PLACES for share in TIMED}
-    for _ in range(rounds):
-        for share in TIMED:
-            sums = dict.fromkeys(PLACES, 0.0)
-            for i in range(layers):
-                for place in PLACES:
-                    sums[place] += took_at(i, place, share)
-            for place, total in sums.items():
-                took[place, share].append(total / layers)
-    return {
-        place: np.array([TIMED, [statistics.median(took[place, share]) for share in TIMED]], np.float32)
-        for place in PLACES
-    }
-
-
-def head_seconds(layers: Sequence[LayerWeights], head: Matrix, rounds: int = 15) -> float:
-    """Seconds of the head's matvec, after a token's others."""
-    rng, took = np.random.default_rng(0), []
-    for _ in range(rounds):
-        for layer in layers:
-            for place in PLACES:
-                _time(getattr(layer, place), 1.0, rng)
-        took.append(_time(head, 1.0, rng))
-    return statistics.median(took)
-
-
-def _time(matrix: Matrix, share: float, rng: np.random.Generator) -> float:
-    x, y = np.ones(matrix.ic, np.float32), np.empty(matrix.oc, np.float32)
-    channels = np.flatnonzero(rng.random(matrix.ic) < share).astype(np.uint32)
-    clock = time.perf_counter()
-    matrix.core.apply_some(x, channels, y)
-    return time.perf_counter() - clock

@@ -21,10 +21,12 @@ from commandline import ralo as command
 from tuning import FLAGS, tune, write_tunable, write_words
 
 import ralo
-from ralo import RaloError, calibrate, peer
+from ralo import RaloError, peer, timing
 from ralo.cli import main
+from ralo.matrix import Matrix
 from ralo.modes import Mix
 from ralo.plan import read_plan
+from ralo.profile import Profile
 from ralo.tune.trial import UNSEEN, Trials, packed_bytes
 from ralo.weights import PLACES, LayerWeights
 
@@ -45,21 +47,29 @@ def by_bytes(self: Trials, ctx: int, rounds: int) -> dict[str, Any]:
 
 
 def seconds_by_bytes(layers: Sequence[LayerWeights]) -> dict[str, np.ndarray]:
-    """Of a matvec at some shares of its channels."""
-    shares = np.array(calibrate.TIMED, np.float32)
+    """Of a layer at some shares of its channels."""
+    shares = np.array(timing.TIMED, np.float32)
     return {place: np.stack([shares, shares * getattr(layers[0], place).nbytes * 1e-9]) for place in PLACES}
 
 
-def halved_by_bytes(layers: Sequence[LayerWeights]) -> dict[str, np.ndarray]:
-    halved = all(layer.up.quant == "int8" for layer in layers)
-    return {place: found * [[1], [0.55]] for place, found in seconds_by_bytes(layers).items()} if halved else {}
+def both_by_bytes(lm: ralo.LM, profile: Profile, tokens: Sequence[int]) -> tuple[dict[str, np.ndarray], ...]:
+    """Of whole channels and of halves."""
+    layers = lm.model.weights.layers
+    whole, halved = seconds_by_bytes(layers), all(layer.up.quant == "int8" for layer in layers)
+    return whole, {place: found * [[1], [0.55]] for place, found in whole.items()} if halved else {}
+
+
+def coarse_by_bytes(
+    lm: ralo.LM, profile: Profile, tokens: Sequence[int], layers: Sequence[LayerWeights], head: Matrix | None
+) -> timing.Coarse:
+    own = lm.model.weights.head.nbytes * 1e-9
+    return timing.Coarse(seconds_by_bytes(layers), own, own if head is None else head.nbytes * 1e-9)
 
 
 def bytes_for_clocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "_gain", by_bytes)
-    patch.setattr(calibrate, "seconds", seconds_by_bytes)
-    patch.setattr(calibrate, "halved_seconds", halved_by_bytes)
-    patch.setattr(calibrate, "head_seconds", lambda layers, head: head.nbytes * 1e-9)
+    patch.setattr(timing, "seconds", both_by_bytes)
+    patch.setattr(timing, "coarse_seconds", coarse_by_bytes)
 
 
 @pytest.fixture(scope="module")

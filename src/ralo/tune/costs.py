@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ralo import _core, calibrate
+from ralo import timing
 from ralo.calibrate import Far
 from ralo.lm import LM
 from ralo.matrix import Matrix
 from ralo.modes.base import LayerSlots, views_of
 from ralo.modes.mix import HEAD, CoarseSlot, Mix
-from ralo.modes.share import F64, GRID, KEEP_ALL, Key, share_cost, times
+from ralo.modes.share import F64, GRID, Key, share_cost, times
 from ralo.profile import Profile, fingerprint
 from ralo.weights import PLACES, LayerWeights
 
 Progress = Callable[[float], None]
-CHOICES = 201  # of which the median counts
 
 
 def coarse_weights(lm: LM, mix: Mix) -> tuple[list[LayerWeights], Matrix | None]:
@@ -50,23 +47,29 @@ def coarse_kl(lm: LM, layers: Sequence[LayerWeights], tokens: Sequence[int], pro
     return out
 
 
-def head_costs(lm: LM, layers: Sequence[LayerWeights], head: Matrix, tokens: Sequence[int]) -> dict[str, float]:
-    """Mean KL from dense with only the head coarser, and the seconds of a matvec of both heads."""
+def head_kl(lm: LM, head: Matrix, tokens: Sequence[int]) -> float:
+    """Mean KL from dense with only the head coarser."""
     model, far, before = lm.model, Far(lm, tokens), lm.model.slots
     slots = [LayerSlots() for _ in before]
     slots[-1].put(f"{HEAD}_weights", CoarseSlot(head, 0), "tune", "")
     try:
         model.use(slots)
-        kl = far.kl()
+        return far.kl()
     finally:
         model.use(before)
-    own = calibrate.head_seconds(model.weights.layers, model.weights.head)
-    return {"kl": kl, "own": own, "coarse": calibrate.head_seconds(layers, head)}
 
 
-def coarse_seconds(layers: Sequence[LayerWeights]) -> dict[str, Any]:
-    """`place` -> shares of the channels, and the seconds of a matvec at each."""
-    return {place: found.astype(float).tolist() for place, found in calibrate.seconds(layers).items()}
+def coarse_seconds(
+    lm: LM, profile: Profile, tokens: Sequence[int], layers: Sequence[LayerWeights], head: Matrix | None
+) -> dict[str, Any]:
+    """`places`: of each, shares of the channels and what a layer takes at each; and both heads."""
+    before = lm.model.slots
+    try:
+        found = timing.coarse_seconds(lm, profile, tokens, layers, head)
+    finally:
+        lm.model.use(before)
+    places = {place: took.astype(float).tolist() for place, took in found.places.items()}
+    return {"places": places, "own head": found.own_head, "head": found.head}
 
 
 def share_kl(profile: Profile, layers: int, halved: Collection[str]) -> dict[Key, F64]:
@@ -74,34 +77,15 @@ def share_kl(profile: Profile, layers: int, halved: Collection[str]) -> dict[Key
     return {(i, place): share_cost(profile, (i, place), place in halved) for i in range(layers) for place in PLACES}
 
 
-def choice_seconds(profile: Profile) -> dict[str, float]:
-    """`place` -> seconds to choose half of its channels."""
-    rng, out = np.random.default_rng(0), {}
-    for place in PLACES:
-        norms = profile.places[0, place].norms
-        x, room, took = rng.standard_normal(len(norms), np.float32), np.empty(len(norms), np.uint32), []
-        for _ in range(CHOICES):
-            clock = time.perf_counter()
-            _core.select_top(x, norms, len(norms) // 2, room)
-            took.append(time.perf_counter() - clock)
-        out[place] = statistics.median(took)
-    return out
+def over_grid(seconds: Mapping[str, Any]) -> dict[str, F64]:
+    """Measured times of places over GRID."""
+    return {place: times(np.asarray(found, np.float32)) for place, found in seconds.items()}
 
 
-def over_grid(seconds: Mapping[str, Any], choice: Mapping[str, float]) -> dict[str, F64]:
-    """Measured times of places over GRID; where fewer channels than all are read, with the choice of them."""
-    return {
-        place: times(np.asarray(found, np.float32)) + np.where(GRID < 1, choice[place], 0.0)
-        for place, found in seconds.items()
-    }
-
-
-def halved_over_grid(profile: Profile, choice: Mapping[str, float], halved: Collection[str]) -> dict[str, F64]:
-    """The same where what is kept is mostly read by halves, unless it is everything: a choice of what is read whole,
-    and one of what is kept."""
-    whole = over_grid(profile.seconds, choice)
-    choices = {place: np.where(GRID < KEEP_ALL, 2, 1) * took for place, took in choice.items()}
-    return {place: np.where(GRID < 1, times(profile.halved[place]) + choices[place], whole[place]) for place in halved}
+def halved_over_grid(profile: Profile, halved: Collection[str]) -> dict[str, F64]:
+    """The same where what is kept is mostly read by halves, unless it is everything."""
+    whole, half = over_grid(profile.seconds), over_grid(profile.halved)
+    return {place: np.where(GRID < 1, half[place], whole[place]) for place in halved}
 
 
 def bytes_over_grid(layers: Sequence[LayerWeights], head: Matrix | None) -> dict[str, F64]:

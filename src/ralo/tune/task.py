@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +21,11 @@ from ralo.profile import Profile
 from ralo.tune.costs import (
     Progress,
     bytes_over_grid,
-    choice_seconds,
     coarse_kl,
     coarse_seconds,
     coarse_weights,
     halved_over_grid,
-    head_costs,
+    head_kl,
     over_grid,
     share_kl,
 )
@@ -97,10 +96,9 @@ def dials(
 ) -> dict[str, Sites]:
     """The joint dial, and that of each mode alone."""
     skipping = wish.goal != "memory"
-    choice = record.get("seconds of a choice", lambda: choice_seconds(profile), must=True)
-    precisions = [_own(lm, profile, choice)]
+    precisions = [_own(lm, profile)]
     if wish.mixes(lm.quant):
-        precisions = _with_coarse(lm, profile, wish, mix, look, record, progress, choice, precisions[0])
+        precisions = _with_coarse(lm, profile, wish, mix, look, record, progress, precisions[0])
     if skipping:
         quiet = _neurons_read(lm, profile)
         slower = [{place: quiet.get(place, 1.0) * s for place, s in p.seconds.items()} for p in precisions]
@@ -112,10 +110,10 @@ def dials(
     return out
 
 
-def _own(lm: LM, profile: Profile, choice: Mapping[str, float]) -> Precision:
+def _own(lm: LM, profile: Profile) -> Precision:
     """The model's own precision."""
     halved = {place for place in profile.halved if lm.quant == HALVED and halves_pay(profile, place)}
-    seconds = over_grid(profile.seconds, choice) | halved_over_grid(profile, choice, halved)
+    seconds = over_grid(profile.seconds) | halved_over_grid(profile, halved)
     kl = _shares(lm, profile, halved)
     if halved:  # where nothing is read by halves, keeping nearly everything is no option
         nearly = np.where((GRID >= KEEP_ALL) & (GRID < 1), NEVER, 0.0)
@@ -132,7 +130,7 @@ def _shares(lm: LM, profile: Profile, halved: Collection[str]) -> dict[Key, F64]
 
 def _with_coarse(
     lm: LM, profile: Profile, wish: Wish, mix: Mix, look: Sequence[int], record: Record, progress: Progress,
-    choice: Mapping[str, float], own: Precision,
+    own: Precision,
 ) -> list[Precision]:  # fmt: skip
     """The coarser precision beside the own one, or alone where it is asked for; and the head, which has no channels to
     skip, as an option of both."""
@@ -141,12 +139,15 @@ def _with_coarse(
     found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
     shares = _shares(lm, profile, ())
     kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) + curve for key, curve in shares.items()}
-    seconds = over_grid(record.get(f"seconds at {of}", lambda: coarse_seconds(coarse), must=True), choice)
+    took = record.get(f"seconds at {of}", lambda: coarse_seconds(lm, profile, look, coarse, head), must=True)
+    seconds = over_grid(took["places"])
     if head is not None and wish.quant == "auto":  # int4 is layers alone, as in a model loaded at int4
-        costs = record.get(f"head at {of}", lambda: head_costs(lm, coarse, head, look[: OFTEN + 1]), must=True)
+        lost = record.get(f"head at {of}", lambda: {"kl": head_kl(lm, head, look[: OFTEN + 1])}, must=True)
         key, never = (len(layers) - 1, HEAD), np.where(GRID < 1, NEVER, 0.0)
-        kl[key], seconds[HEAD] = costs["kl"] + never, np.full(len(GRID), costs["coarse"])
-        own = replace(own, kl={**own.kl, key: never}, seconds={**own.seconds, HEAD: np.full(len(GRID), costs["own"])})
+        kl[key], seconds[HEAD] = lost["kl"] + never, np.full(len(GRID), took["head"])
+        own = replace(
+            own, kl={**own.kl, key: never}, seconds={**own.seconds, HEAD: np.full(len(GRID), took["own head"])}
+        )
     if wish.goal == "memory":
         seconds = bytes_over_grid(coarse, head)
         own = replace(own, seconds=bytes_over_grid(layers, lm.model.weights.head))

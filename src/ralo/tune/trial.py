@@ -95,7 +95,7 @@ class Trials:
             text = self.texts.dial[: QUICK + 1] if quick else self.texts.check
             each = [self._quality(text, self.window, 0)]
             if LONG <= self.longest < len(text):
-                each.append(self._quality(text[: self.longest + 1], self.longest, self.longest // 2))
+                each.append(self._quality(text, self.longest, self.longest // 2))
             return {"each": each}
 
         each = self.record.get(f"{'quick ' * quick}loss of {key_of(modes)}", found)["each"]

@@ -1,0 +1,142 @@
+"""How long the places of a model take within a token on this CPU. By itself a matrix is read otherwise than between
+the others, and what a choice, a hand-over and a look at the result take is left out: so whole tokens are timed, with a
+place read in part and densely in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralo.lm import LM
+from ralo.matrix import HALVED, Matrix
+from ralo.modes import KWTA
+from ralo.modes.base import LayerSlots, Override, views_of
+from ralo.modes.mix import HEAD, CoarseSlot
+from ralo.modes.share import FINE, KEEP_ALL
+from ralo.profile import Profile
+from ralo.weights import PLACES, LayerWeights
+
+F32 = NDArray[np.float32]
+
+TIMED = (0.25, 0.5, 0.75, 1.0)  # shares of a place's channels
+CONTEXT, TOKENS = 64, 8  # tokens before those that are timed, and of a turn at most
+TURN_S, EACH_S = 0.006, 0.5  # about what a turn takes, and all turns of a comparison
+FEWEST, MOST = 9, 41  # turns
+
+
+class Turns:
+    """Tokens of a text, run again and again with some slots filled and with none, in turns. Leaves the model dense."""
+
+    def __init__(self, lm: LM, tokens: Sequence[int]) -> None:
+        self.model, self.seq = lm.model, lm.new_sequence()
+        self.text = tokens[: min(CONTEXT + TOKENS + 1, lm.model.cfg.max_context)]
+        self.context = max(0, len(self.text) - TOKENS - 1)
+        self.none = [LayerSlots() for _ in self.model.layers]
+        for token in self.text[: self.context]:
+            self.model.step(token, self.seq, dense=True)
+        self.count = TOKENS
+        once = min(self._took(self.none) for _ in range(3))
+        self.count = max(1, min(TOKENS, int(TURN_S / once)))
+        self.turns = max(FEWEST, min(MOST, int(EACH_S / (2 * once * (self.count + 1)))))
+        self.dense = statistics.median(self._took(self.none) for _ in range(self.turns))  # seconds of a token
+
+    def more(self, slots: list[LayerSlots]) -> float:
+        """Seconds that a token takes more with these slots than densely; below zero where it takes less."""
+        found: list[float] = []
+        for turn in range(self.turns if any(s.taken for s in slots) else 0):
+            took = {filled: self._took(slots if filled else self.none) for filled in (turn % 2 > 0, turn % 2 == 0)}
+            found.append(took[True] - took[False])
+        self.model.use(self.none)
+        return statistics.median(found) if found else 0.0
+
+    def _took(self, slots: list[LayerSlots]) -> float:
+        """Seconds of a token. The first of a turn is left out: it finds the caches as the others left them."""
+        self.model.use(slots)
+        self.seq.trim(self.context)
+        first, *rest = self.text[self.context :][: self.count + 1]
+        self.model.step(first, self.seq)
+        clock = time.perf_counter()
+        for token in rest:
+            self.model.step(token, self.seq)
+        return max(1e-9, time.perf_counter() - clock) / max(1, len(rest))
+
+
+def seconds(lm: LM, profile: Profile, tokens: Sequence[int]) -> tuple[dict[str, F32], dict[str, F32]]:
+    """Per place the seconds of a layer at some shares of its channels; and the same where most of them are read by
+    halves, nothing where weights are not int8."""
+    turns, layers = Turns(lm, tokens), lm.model.weights.layers
+    whole = _over_shares(turns, lm, profile, layers, 1.0)
+    if any(getattr(layer, place).quant != HALVED for layer in layers for place in PLACES):
+        return whole, {}
+    return whole, _over_shares(turns, lm, profile, layers, FINE)
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Of other weights: the seconds of a layer's places, and of the head, the model's own and the other one."""
+
+    places: Mapping[str, F32]
+    own_head: float
+    head: float
+
+
+def coarse_seconds(
+    lm: LM, profile: Profile, tokens: Sequence[int], layers: Sequence[LayerWeights], head: Matrix | None
+) -> Coarse:
+    """Of other layers' weights and another head. In the minutes of the profile: what is measured is how much more or
+    less of a dense token they take."""
+    turns, slots = Turns(lm, tokens), [LayerSlots() for _ in lm.model.layers]
+    token = float(profile.seconds["down"][1, -1]) / _part(lm, "down")
+    own = token * lm.model.weights.head.nbytes / _bytes_read(lm)
+    if head is not None:
+        slots[-1].put(f"{HEAD}_weights", CoarseSlot(head, 0), "timing", "")
+    other = own + turns.more(slots) * token / turns.dense
+    return Coarse(_over_shares(turns, lm, profile, layers, 1.0, token), own, max(0.0, other))
+
+
+def _over_shares(
+    turns: Turns, lm: LM, profile: Profile, layers: Sequence[LayerWeights], fine: float, token: float = 0.0
+) -> dict[str, F32]:
+    """A place read densely takes its part of a token by its bytes; read otherwise, as much more or less as the whole
+    token does. `token`: seconds that a dense one is said to take; 0: what it takes now."""
+    out, token = {}, token or turns.dense
+    for place in PLACES:
+        differ = [turns.more(_slots(lm, profile, layers, place, share, fine)) / len(layers) for share in TIMED]
+        took = [token * (_part(lm, place) + more / turns.dense) for more in differ]
+        out[place] = np.array([TIMED, np.maximum(took, 0.0)], np.float32)
+    return out
+
+
+def _part(lm: LM, place: str) -> float:
+    """Of a token's bytes those of a place of one layer."""
+    return float(getattr(lm.model.weights.layers[0], place).nbytes) / _bytes_read(lm)
+
+
+def _bytes_read(lm: LM) -> int:
+    """Of a token's weights."""
+    weights = lm.model.weights
+    layers: list[Matrix] = [getattr(layer, place) for layer in weights.layers for place in PLACES]
+    return sum(matrix.nbytes for matrix in [*layers, weights.head])
+
+
+def _slots(
+    lm: LM, profile: Profile, layers: Sequence[LayerWeights], place: str, share: float, fine: float
+) -> list[LayerSlots]:
+    """One place of all layers read as KWTA reads it, from the weights of these layers."""
+    own = views_of(lm.model.cfg, lm.model.weights, profile)
+    used = [view.weights.using({place: getattr(layer, place)}) for view, layer in zip(own, layers, strict=True)]
+    views = [replace(view, weights=weights) for view, weights in zip(own, used, strict=True)]
+    k = share if fine == 1 else min(share, KEEP_ALL)  # by halves all channels are kept from there on
+    mode = KWTA(k=1.0, gate="off", fine=fine, where=(Override(None, frozenset((place,)), {"k": k}),)).prepare(views)
+    slots = [LayerSlots() for _ in views]
+    for before, view, at in zip(own, views, slots, strict=True):
+        matrix: Matrix = getattr(view.weights, place)
+        if matrix is not getattr(before.weights, place):
+            at.put(f"{place}_weights", CoarseSlot(matrix, 0), "timing", "")
+        mode.build(view, at)
+    return slots
