@@ -78,9 +78,17 @@ def test_other_weights_take_what_is_read_of_them(directory, by_bytes):
     assert alone.head == alone.own_head == found.own_head
 
 
+def test_what_is_read_in_part_lies_on_a_line():
+    found = timing._straight([-8.0, -7.0, -3.0, 0.0], [True, True, True, False])
+    np.testing.assert_allclose(found, [-8.5, -6.0, -3.5, 0.0])
+    np.testing.assert_allclose(timing._straight([1.0, 2.0, 3.0, 4.0], [True] * 4), [1, 2, 3, 4])
+    np.testing.assert_allclose(timing._straight([3.0, 2.0, 1.0, 0.0], [True] * 4), [1.5] * 4)  # more never takes less
+    np.testing.assert_allclose(timing._straight([0.0] * 4, [False] * 4), [0] * 4)
+
+
 def test_turns_are_few_where_tokens_are_slow(directory, monkeypatch):
     lm = ralo.load(directory, "f32")
-    for once, count, turns in ((1e-5, timing.TOKENS, timing.MOST), (1e-3, 6, 35), (1.0, 1, timing.FEWEST)):
+    for once, count, turns in ((1e-5, timing.TOKENS, timing.MOST), (1e-3, 6, 71), (1.0, 1, timing.FEWEST)):
         monkeypatch.setattr(Turns, "_took", lambda *_, once=once: once)
         found = Turns(lm, TOKENS)
         assert (found.count, found.turns, found.dense) == (count, turns, once)

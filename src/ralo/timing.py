@@ -25,8 +25,8 @@ F32 = NDArray[np.float32]
 
 TIMED = (0.25, 0.5, 0.75, 1.0)  # shares of a place's channels
 CONTEXT, TOKENS = 64, 8  # tokens before those that are timed, and of a turn at most
-TURN_S, EACH_S = 0.006, 0.5  # about what a turn takes, and all turns of a comparison
-FEWEST, MOST = 9, 41  # turns
+TURN_S, EACH_S = 0.006, 1.0  # about what a turn takes, and all turns of a comparison
+FEWEST, MOST = 9, 81  # turns
 
 
 class Turns:
@@ -106,10 +106,25 @@ def _over_shares(
     token does. `token`: seconds that a dense one is said to take; 0: what it takes now."""
     out, token = {}, token or turns.dense
     for place in PLACES:
-        differ = [turns.more(_slots(lm, profile, layers, place, share, fine)) / len(layers) for share in TIMED]
-        took = [token * (_part(lm, place) + more / turns.dense) for more in differ]
+        more, read = [], []
+        for share in TIMED:
+            slots = _slots(lm, profile, layers, place, share, fine)
+            more.append(turns.more(slots))
+            read.append(any(s.taken for s in slots))
+        differ = _straight(more, read)
+        took = token * (_part(lm, place) + differ / turns.dense / len(layers))
         out[place] = np.array([TIMED, np.maximum(took, 0.0)], np.float32)
     return out
+
+
+def _straight(more: Sequence[float], read: Sequence[bool]) -> NDArray[np.float64]:
+    """What was `read` otherwise than densely, on a straight line over TIMED: a choice and what is read after it. All of
+    them together say what a busy machine does not let one of them say."""
+    found, on, shares = np.array(more), np.array(read), np.array(TIMED)
+    if on.any():
+        slope = max(0.0, float(np.polyfit(shares[on], found[on], 1)[0]))
+        found[on] = found[on].mean() + slope * (shares[on] - shares[on].mean())
+    return found
 
 
 def _part(lm: LM, place: str) -> float:
