@@ -15,7 +15,7 @@ import ralo
 from ralo import _core
 from ralo.bench import Ralo, Samples, measure, measure_closely
 
-LEVELS = ("amx", "avx512")
+LEVELS = ("amx", "avx512vbmi")
 
 
 class Way(Ralo):

@@ -29,6 +29,11 @@ const Kernels kAvx512 = {
 #include "kernels.def"
 };
 #undef NS
+#define NS avx512vbmi
+const Kernels kAvx512Vbmi = {
+#include "kernels.def"
+};
+#undef NS
 #ifdef RALO_HAS_amx
 #define NS amx
 const Kernels kAmx = {
@@ -53,15 +58,16 @@ bool has_f16c() {  // asked directly: older Clang does not know the word
 bool has_avx2() { return HAS("avx2") && HAS("fma") && has_f16c() && HAS("popcnt") && HAS("bmi2"); }
 bool has_avx512() {
   return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq") && HAS("avx512cd") &&
-         HAS("avx512vbmi") && HAS("avx512vnni") && HAS("avx512vpopcntdq");
+         HAS("avx512vnni");
 }
+bool has_avx512vbmi() { return has_avx512() && HAS("avx512vbmi") && HAS("avx512vpopcntdq"); }
 #ifdef RALO_HAS_amx
 // Linux lends a process the registers of tiles when it asks for them.
 bool has_amx() {
   constexpr long kAskForState = 0x1023, kTileData = 18;    // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   constexpr unsigned kTiles = 1u << 24, kInt8 = 1u << 25;  // compilers have other words for them
   unsigned a, b, c, d;
-  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTiles) && (d & kInt8) &&
+  return has_avx512vbmi() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTiles) && (d & kInt8) &&
          syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
 }
 #endif
@@ -69,6 +75,7 @@ const Level kLevels[] = {
 #ifdef RALO_HAS_amx
     {"amx", &kAmx, has_amx()},
 #endif
+    {"avx512vbmi", &kAvx512Vbmi, has_avx512vbmi()},
     {"avx512", &kAvx512, has_avx512()},
     {"avx2", &kAvx2, has_avx2()},
     {"base", &kBase, true}};

@@ -34,10 +34,6 @@ struct SideBySide {
 // A pass of n channels from the i-th on beside groups of scales as words, cut into high bytes, rounded, and low ones.
 [[gnu::noinline]] inline void fold_fine(const Mat& w, Listed pick, size_t i, size_t n, const float* units, size_t g0,
                                         size_t groups, size_t width, HalvesRoom& room) {
-  const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
-  const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
-  const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
-                high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
   const SideBySide scales(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i, n);
   for (size_t g = 0; g < groups; g += 16) {
     const __mmask16 k = first_lanes(groups - g);
@@ -48,14 +44,8 @@ struct SideBySide {
         const float unit = 4 * q + j < n ? units[4 * q + j] : 0.f;
         u[j] = in_units(scales[4 * q + j] + 2 * g, k, unit, kNearest + 128.f);
       }
-      const __mmask32 odd = 0xaaaaaaaa;
-      const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
-      const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
       int32_t* to = room.bytes + 2 * q * width + g;
-      _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
-      _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
-      dot_words(zero, a, _mm512_set1_epi16(1));
-      dot_words(zero, b, _mm512_set1_epi16(1));
+      cut(u, to, to + width, zero);
     }
     _mm512_store_si512(room.zero + g, zero);
   }

@@ -285,9 +285,14 @@ namespace avx2 {
 namespace avx512 {
 #include "kernels.def"
 }
+// AVX-512 with VBMI and VPOPCNTDQ: the same kernels but for weights from seeds and for counting bits.
+namespace avx512vbmi {
+using namespace avx512;
+#include "kernels_avx512vbmi.def"
+}  // namespace avx512vbmi
 // AVX-512 with AMX: the same kernels but for products of bytes.
 namespace amx {
-using namespace avx512;
+using namespace avx512vbmi;
 #include "kernels_amx.def"
 }  // namespace amx
 #undef KERNEL

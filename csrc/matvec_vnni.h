@@ -70,16 +70,26 @@ INLINE inline __m512i in_units(const void* scales, __mmask16 k, float unit, floa
   return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(s), _mm512_set1_ps(unit), _mm512_set1_ps(added)));
 }
 
+// Four channels' numbers, rounded with kNearest + 128: their high bytes, four in each number of `high`, and their low
+// ones in `low`. + 128 rounds the high byte; the low byte is then off by 128, which the xor takes away. sum: of all four.
+INLINE inline void cut(const __m512i (&u)[4], int32_t* high, int32_t* low, __m512i& sum) {
+  const __mmask32 upper = 0xaaaaaaaa;
+  const __m512i even = _mm512_mask_blend_epi16(upper, u[0], _mm512_slli_epi32(u[2], 16));
+  const __m512i odd = _mm512_mask_blend_epi16(upper, u[1], _mm512_slli_epi32(u[3], 16));
+  const auto join = [](__m512i first, __m512i second) INLINE {  // a byte of each in turns
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(-256), second, first, 0xca);
+  };
+  _mm512_store_si512(high, join(_mm512_srli_epi16(even, 8), odd));
+  _mm512_store_si512(low, _mm512_xor_si512(join(even, _mm512_slli_epi16(odd, 8)), _mm512_set1_epi8(-128)));
+  dot_words(sum, even, _mm512_set1_epi16(1));
+  dot_words(sum, odd, _mm512_set1_epi16(1));
+}
+
 // Quads of channels from the i-th on of a block that starts with the i0-th, as bytes beside groups [g0, g0 + groups) of
 // their scales. Meanwhile rows are asked for.
 template <class Pick, class Kept>
 void fold_quads(const uint16_t* scales, size_t stride, Pick pick, size_t i0, size_t i, size_t quads, size_t g0,
                 size_t groups, size_t width, Kept& room, Ahead<Pick>& ahead) {
-  // Of two channels' 16-bit values in each dword of a and b: the four high bytes, or the four low ones.
-  const __m512i lane = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 2);
-  const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
-  const __m512i low = _mm512_add_epi8(at, _mm512_set1_epi32(0x42400200)),
-                high = _mm512_add_epi8(low, _mm512_set1_epi8(1));
   const RowsAt<Pick, kPass> rows(reinterpret_cast<const uint8_t*>(scales), 2 * stride, 2 * g0, pick, i0 + i, 4 * quads);
   const size_t live = room.count(), next = live * 2 * width;
   for (size_t g = 0; g < groups; g += 16) {
@@ -96,17 +106,10 @@ void fold_quads(const uint16_t* scales, size_t stride, Pick pick, size_t i0, siz
       for (size_t t = 0; t < live; ++t) {
         const float* unit = room.units[t] + i + 4 * q;
         __m512i u[4];
-        // + 128 rounds the high byte; the low byte is then off by 128, which the xor below takes away
         for (size_t j = 0; j < 4; ++j)
           u[j] = _mm512_castps_si512(_mm512_fmadd_ps(v[j], _mm512_set1_ps(unit[j]), _mm512_set1_ps(kNearest + 128.f)));
-        const __mmask32 odd = 0xaaaaaaaa;
-        const __m512i a = _mm512_mask_blend_epi16(odd, u[0], _mm512_slli_epi32(u[1], 16));
-        const __m512i b = _mm512_mask_blend_epi16(odd, u[2], _mm512_slli_epi32(u[3], 16));
         int32_t* to = room.bytes + q * next + 2 * t * width + g;
-        _mm512_store_si512(to, _mm512_permutex2var_epi8(a, high, b));
-        _mm512_store_si512(to + width, _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), _mm512_set1_epi8(-128)));
-        dot_words(zero[t], a, _mm512_set1_epi16(1));
-        dot_words(zero[t], b, _mm512_set1_epi16(1));
+        cut(u, to, to + width, zero[t]);
       }
     }
     for (size_t t = 0; t < live; ++t) _mm512_store_si512(room.zero[t] + g, zero[t]);

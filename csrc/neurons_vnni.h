@@ -53,14 +53,17 @@ uint32_t scaled(const float* x, const uint16_t* scales, size_t width, float* out
   return _mm512_reduce_max_epu32(most);
 }
 
-// Of 64 numbers of 16 bits, two vectors' in the low and high halves of a and b each: one byte of every number, in
-// order.
-inline __m512i bytes_of(__m512i a, __m512i b, char byte) {
-  const __m512i quads =
-      _mm512_set_epi8(126, 122, 118, 114, 110, 106, 102, 98, 94, 90, 86, 82, 78, 74, 70, 66, 124, 120, 116, 112, 108,
-                      104, 100, 96, 92, 88, 84, 80, 76, 72, 68, 64, 62, 58, 54, 50, 46, 42, 38, 34, 30, 26, 22, 18, 14,
-                      10, 6, 2, 60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
-  return _mm512_permutex2var_epi8(a, _mm512_add_epi8(quads, _mm512_set1_epi8(byte)), b);
+// Of 64 numbers of 16 bits, which lie as _mm512_packs_epi32 puts four vectors into a and b: the high bytes, or the low
+// ones, in order.
+inline __m512i from_lanes(__m512i v) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), v);
+}
+inline __m512i high_bytes(__m512i a, __m512i b) {
+  return from_lanes(_mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+}
+inline __m512i low_bytes(__m512i a, __m512i b) {
+  const __m512i low = _mm512_set1_epi16(255);
+  return from_lanes(_mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)));
 }
 
 // In xs (width). False: a value is not finite, and bytes cannot say so.
@@ -83,10 +86,8 @@ bool fold_row_bytes(const NeuronRows& w, size_t g, const float* x, float* xs, Ro
       u[v] = _mm512_cvtps_epi32(fma(units, inv, set1(128.f)));
     }
     for (size_t p = 0; p < B::kParts; ++p, to += 128) {
-      const auto pair = [&](size_t v) {
-        return _mm512_mask_blend_epi16(0xaaaaaaaa, u[B::source(p, v)], _mm512_slli_epi32(u[B::source(p, v + 1)], 16));
-      };
-      const __m512i a = pair(0), b = pair(2), hi = bytes_of(a, b, 1), lo = _mm512_xor_si512(bytes_of(a, b, 0), sign);
+      const auto pair = [&](size_t v) { return _mm512_packs_epi32(u[B::source(p, v)], u[B::source(p, v + 1)]); };
+      const __m512i a = pair(0), b = pair(2), hi = high_bytes(a, b), lo = _mm512_xor_si512(low_bytes(a, b), sign);
       _mm512_storeu_si512(to, hi);
       _mm512_storeu_si512(to + 64, lo);
       dot_bytes(hi_sum, offset, hi);

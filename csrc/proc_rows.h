@@ -19,7 +19,7 @@ inline const uint8_t* seeds_before(const uint8_t* row, size_t columns, size_t k,
   return turned;
 }
 
-#if defined(__AVX512VBMI__)
+#if defined(__AVX512BW__)
 struct Halves {
   __m512i low, high;
 };
@@ -30,26 +30,42 @@ inline Halves halves(__m512i seeds) {
 inline __m512i table_at(const int8_t* t) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t)));
 }
+#if defined(__AVX512VBMI__)
 // What the seed before adds, as one table of its lowest six bits: the only ones that a lookup in 64 bytes looks at.
-inline __m512i table_before(const int8_t* t) {
-  const __m512i lane =
-      _mm512_setr_epi32(0, 0, 0, 0, 0x01010101, 0x01010101, 0x01010101, 0x01010101, 0x02020202, 0x02020202, 0x02020202,
-                        0x02020202, 0x03030303, 0x03030303, 0x03030303, 0x03030303);
-  return _mm512_add_epi8(table_at(t + 2 * kTable), _mm512_shuffle_epi8(table_at(t + 3 * kTable), lane));
-}
+struct Before {
+  __m512i table;
+  explicit Before(const int8_t* t) {
+    const __m512i lane =
+        _mm512_setr_epi32(0, 0, 0, 0, 0x01010101, 0x01010101, 0x01010101, 0x01010101, 0x02020202, 0x02020202,
+                          0x02020202, 0x02020202, 0x03030303, 0x03030303, 0x03030303, 0x03030303);
+    table = _mm512_add_epi8(table_at(t), _mm512_shuffle_epi8(table_at(t + kTable), lane));
+  }
+  __m512i operator()(__m512i seeds) const { return _mm512_permutexvar_epi8(seeds, table); }
+};
+#else
+struct Before {
+  __m512i low, high;
+  explicit Before(const int8_t* t) : low(table_at(t)), high(table_at(t + kTable)) {}
+  __m512i operator()(__m512i seeds) const {
+    const Halves half = halves(seeds);
+    return _mm512_add_epi8(_mm512_shuffle_epi8(low, half.low), _mm512_shuffle_epi8(high, half.high));
+  }
+};
+#endif
 struct Lookup {
-  __m512i low, high, before;
-  explicit Lookup(const int8_t* t) : low(table_at(t)), high(table_at(t + kTable)), before(table_before(t)) {}
+  __m512i low, high;
+  Before before;
+  explicit Lookup(const int8_t* t) : low(table_at(t)), high(table_at(t + kTable)), before(t + 2 * kTable) {}
   __m512i operator()(const Halves& now, __m512i seeds_before) const {
     const __m512i sum = _mm512_add_epi8(_mm512_shuffle_epi8(low, now.low), _mm512_shuffle_epi8(high, now.high));
-    return _mm512_add_epi8(sum, _mm512_permutexvar_epi8(seeds_before, before));
+    return _mm512_add_epi8(sum, before(seeds_before));
   }
 };
 #endif
 
 // One block: weight + 128 of each of 64 seeds. t: its tables.
 inline void rebuild(const uint8_t* now, const uint8_t* before, const int8_t* t, uint8_t* out) {
-#if defined(__AVX512VBMI__)
+#if defined(__AVX512BW__)
   const __m512i w = Lookup(t)(halves(_mm512_loadu_si512(now)), _mm512_loadu_si512(before));
   _mm512_storeu_si512(out, _mm512_xor_si512(w, _mm512_set1_epi8(-128)));
 #elif defined(__AVX2__)

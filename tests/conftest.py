@@ -20,15 +20,18 @@ def _forced(name: str) -> Iterator[str]:
     _core.force_level(before)
 
 
-@pytest.fixture(params=[name for name in _core.levels() if name != "amx"])
+FEW_OF_THEIR_OWN = ("avx512vbmi", "amx")  # levels whose kernels are mostly avx512's
+
+
+@pytest.fixture(params=[name for name in _core.levels() if name not in FEW_OF_THEIR_OWN])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every ISA level this CPU has, forced for the test; not amx, whose kernels are avx512's but for those of bytes."""
+    """Every ISA level this CPU has, forced for the test, but those with few kernels of their own."""
     yield from _forced(request.param)
 
 
 @pytest.fixture(params=_core.levels())
-def byte_level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every ISA level, for tests of many tokens multiplied as bytes."""
+def any_level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every ISA level, for tests of the kernels that those have: csrc/kernels_avx512vbmi.def and kernels_amx.def."""
     yield from _forced(request.param)
 
 

@@ -29,8 +29,8 @@ LENGTHS = (129, 130, 128 + FEW, 128 + FEW + 1, 257, 300, 514, 512 + FEW + 1)
 
 
 @pytest.fixture
-def level(byte_level: str) -> str:
-    return byte_level
+def level(any_level: str) -> str:
+    return any_level
 
 
 def cosines(a: F32, b: F32) -> F32:

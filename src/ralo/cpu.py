@@ -55,7 +55,7 @@ def setup(threads: int | None = None) -> None:
     """Chooses the ISA level and the number of threads for this process (0 or None: the default)."""
     wanted = os.environ.get("RALO_ISA", "").strip().lower()
     if wanted and wanted != "auto":
-        known = ("base", "avx2", "avx512", "amx")
+        known = ("base", "avx2", "avx512", "avx512vbmi", "amx")
         if wanted not in known:
             raise RaloError(f"RALO_ISA={wanted}: unknown level; use one of {', '.join(known)}")
         if wanted not in _core.levels():

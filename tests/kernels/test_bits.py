@@ -29,7 +29,7 @@ def pack(x: np.ndarray, eps: float, ternary: bool) -> tuple[list[np.ndarray], in
 
 @pytest.mark.parametrize("eps", BOUNDS)
 @pytest.mark.parametrize("n", SIZES)
-def test_equals_the_reference(level, n, eps):
+def test_equals_the_reference(any_level, n, eps):
     x = values(n)
     (got,), count, size = pack(x, eps, ternary=False)
     want, count_, size_ = bits.binary(x, eps)

@@ -67,7 +67,7 @@ def bounds(scan: Scan) -> Iterator[float]:
 
 
 @pytest.mark.parametrize(("form", "e", "g"), pairwise(FORMS, (*WIDTHS, 320), (1, 2, 3, 5, 16)))
-def test_scans(level, form, e, g):
+def test_scans(any_level, form, e, g):
     scan = Scan.of(form, e, g)
     want, norm = scan.guesses(), scan.norm.astype(np.float64)
     size = np.abs(want).max() + np.abs(scan.blocks).max() + 1
@@ -79,13 +79,13 @@ def test_scans(level, form, e, g):
 
 
 @pytest.mark.parametrize("first", [0, 1, 4, 63, 64, 65, 100, 191, 192])
-def test_scans_from_a_position_on(level, first):
+def test_scans_from_a_position_on(any_level, first):
     at, _ = Scan.of(ref.Form("signs"), 64, 2, loud=1).run("lut", -np.inf, first)
     assert sorted(at) == list(range(first, 192))
 
 
 @pytest.mark.parametrize(("form", "e", "g"), pairwise(FORMS, (16, 64, 80, 128, 320), (1, 3, 16)))
-def test_every_way_to_count_gives_the_same_bits(level, form, e, g):
+def test_every_way_to_count_gives_the_same_bits(any_level, form, e, g):
     scan = Scan.of(form, e, g)
     bound = list(bounds(scan))[1]
     first, *others = (scan.run(way, bound, 70) for way in _core.popcounts())
@@ -94,7 +94,7 @@ def test_every_way_to_count_gives_the_same_bits(level, form, e, g):
         assert all(a.tobytes() == b.tobytes() for a, b in zip(first, other, strict=True))
 
 
-def test_words_of_ones_are_counted_fully(level):
+def test_words_of_ones_are_counted_fully(any_level):
     """All 64 bits of every word, and none: the ends of every way to count."""
     scan = Scan.of(ref.Form("signs"), 128, 1)
     scan.bits, scan.planes = np.zeros_like(scan.bits), np.full_like(scan.planes, 2**64 - 1)
@@ -106,7 +106,7 @@ def test_words_of_ones_are_counted_fully(level):
         assert np.array_equal(importance, np.where(at % ref.STEP == 1, 0, 128))
 
 
-def test_what_is_not_a_number_is_not_found(level):
+def test_what_is_not_a_number_is_not_found(any_level):
     scan = Scan.of(ref.Form("signs"), 64, 2)
     scan.blocks[:, 1] = np.nan
     for way in _core.popcounts():
@@ -114,11 +114,11 @@ def test_what_is_not_a_number_is_not_found(level):
         assert sorted(at) == [*range(64), *range(128, 192)]
 
 
-def test_ways_to_count_here(level):
+def test_ways_to_count_here(any_level):
     """Fastest first; a level without an instruction does not offer it."""
     ways = _core.popcounts()
     assert {"lut", "kernighan"} <= set(ways) <= set(WAYS) and ways[-1] == "kernighan"
-    assert ("vpopcntdq" in ways) == (level == "avx512")
+    assert ("vpopcntdq" in ways) == (any_level in ("avx512vbmi", "amx"))
     for way in set(WAYS) - set(ways):
         with pytest.raises(ValueError, match="this CPU, or the ISA level in use, cannot count bits that way"):
             _core.PackKeys(popcount=way)

@@ -13,9 +13,10 @@ from ralo import _core
 
 CPUINFO = Path("/proc/cpuinfo")
 AVX2 = "avx2 fma f16c popcnt bmi2"  # flags as Linux names them
-AVX512 = "avx512f avx512bw avx512vl avx512dq avx512cd avx512vbmi avx512_vnni avx512_vpopcntdq"
+AVX512 = "avx512f avx512bw avx512vl avx512dq avx512cd avx512_vnni"
 NEEDS = {"base": set(), "avx2": {*AVX2.split()}, "avx512": {*AVX2.split(), *AVX512.split()}}
-NEEDS["amx"] = NEEDS["avx512"] | {"amx_tile", "amx_int8"}
+NEEDS["avx512vbmi"] = NEEDS["avx512"] | {"avx512vbmi", "avx512_vpopcntdq"}
+NEEDS["amx"] = NEEDS["avx512vbmi"] | {"amx_tile", "amx_int8"}
 
 
 def python(*args: str, isa: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +52,7 @@ def test_ralo_isa_forces_a_level(name):
 def test_a_level_nobody_knows_is_one_clear_line():
     done = python("-m", "ralo", "run", "-p", "hello", "-n", "1", isa="sse9")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "ralo run: RALO_ISA=sse9: unknown level; use one of base, avx2, avx512, amx\n"
+    assert done.stderr == "ralo run: RALO_ISA=sse9: unknown level; use one of base, avx2, avx512, avx512vbmi, amx\n"
 
 
 def test_force_level(level):

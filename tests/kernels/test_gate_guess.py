@@ -43,9 +43,9 @@ def test_codes_equal_the_reference(threads, quant, shape):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_counts_equal_the_reference(level, way, shape):
+def test_counts_equal_the_reference(any_level, way, shape):
     if not has(way):
-        pytest.skip(f"{level} cannot count bits by {way}")
+        pytest.skip(f"{any_level} cannot count bits by {way}")
     d, f = shape
     sign, x = gates.signs(normal(f, d, seed=5))[0], normal(d, seed=6)
     step, planes, got = counts(way, gates.pack(sign), x)
@@ -54,11 +54,11 @@ def test_counts_equal_the_reference(level, way, shape):
     assert np.array_equal(got[:f], sign @ number) and not got[f:].any()
 
 
-def test_every_level_has_a_way(level):
-    assert has("lut") and has("kernighan") and has("popcnt") >= (level != "base")
+def test_every_level_has_a_way(any_level):
+    assert has("lut") and has("kernighan") and has("popcnt") >= (any_level != "base")
 
 
-def test_the_step_suits_the_values(level):
+def test_the_step_suits_the_values(any_level):
     bits = np.zeros((1, 8, 2, 8), np.uint64)
     x = normal(500)
 
@@ -88,7 +88,7 @@ def candidates(half: Half, x: np.ndarray, slack: float, offset: np.ndarray | flo
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-def test_with_room_for_every_gate_nothing_changes(level, quant):
+def test_with_room_for_every_gate_nothing_changes(any_level, quant):
     plain, half, x = Half(quant), Half(quant, slack=INF), stream(5)
     a, b = _core.LayerState(), _core.LayerState()
     for t in range(5):
@@ -100,9 +100,9 @@ def test_with_room_for_every_gate_nothing_changes(level, quant):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("quant", QUANTS)
-def test_candidates_alone_are_computed(level, quant, way):
+def test_candidates_alone_are_computed(any_level, quant, way):
     if not has(way):
-        pytest.skip(f"{level} cannot count bits by {way}")
+        pytest.skip(f"{any_level} cannot count bits by {way}")
     offset = normal(F, seed=4) * 0.1
     half, x, state = Half(quant, slack=0.3, offset=offset, popcount=way), stream(2), _core.LayerState()
     skipped, dense = 0, half.run(x[:1])[1]
@@ -128,7 +128,7 @@ def test_candidates_alone_are_computed(level, quant, way):
     "setting", [("relu", 0.0, {"slack": 0.2}), ("silu", 0.1, {"slack": 0.0, "keep": 0.3})], ids=str
 )
 @pytest.mark.parametrize("quant", QUANTS)
-def test_many_tokens_are_as_one_by_one(level, quant, setting):
+def test_many_tokens_are_as_one_by_one(any_level, quant, setting):
     name, eps, guess = setting
     x, state = stream(70), _core.LayerState()
     eps = clear_of(Half(quant, name), x, eps)
@@ -142,7 +142,7 @@ def test_many_tokens_are_as_one_by_one(level, quant, setting):
     assert all(abs(a[name] - b[name]) <= 2 for name in ("active", "checked", "missed"))
 
 
-def test_keep_is_a_share_of_every_task(level):
+def test_keep_is_a_share_of_every_task(any_level):
     half, x, state = Half("int8", "silu", 0.0, slack=0.0, keep=0.25), stream(2), _core.LayerState()
     for t in range(2):
         half.run(x[t : t + 1], t, state)
@@ -150,14 +150,14 @@ def test_keep_is_a_share_of_every_task(level):
     assert 0 < half.slot.counts()["missed"] < half.slot.counts()["checked"]
 
 
-def test_without_candidates_only_the_bias_is_added(level):
+def test_without_candidates_only_the_bias_is_added(any_level):
     half, x, state = Half("int8", slack=-INF), stream(2), _core.LayerState()
     for t in range(2):
         near(half.run(x[t : t + 1], t, state)[0], half.want(x[t : t + 1], np.empty(0, np.int64)))
     assert half.slot.counts()["missed"] == half.slot.counts()["checked"] > 0
 
 
-def test_what_is_not_finite_is_dense(level):
+def test_what_is_not_finite_is_dense(any_level):
     half, x, state = Half("int8", slack=0.5), stream(3), _core.LayerState()
     half.run(x[:1], 0, state)
     half.slot.plant = True

@@ -19,8 +19,8 @@ BAD = (np.nan, np.inf, -np.inf)
 
 
 @pytest.fixture
-def level(byte_level: str) -> str:
-    return byte_level
+def level(any_level: str) -> str:
+    return any_level
 
 
 Stored = tuple[str, np.ndarray, np.ndarray]  # precision, bytes, scales
@@ -100,7 +100,7 @@ def test_a_token_does_not_depend_on_the_others(level, quant):
 
 @pytest.mark.skipif("amx" not in _core.levels(), reason="this CPU has no AMX")
 @pytest.mark.parametrize(("quant", "ic", "oc", "tokens", "bias", "add"), CASES)
-def test_amx_gives_the_bits_of_vnni(byte_level, quant, ic, oc, tokens, bias, add):
+def test_amx_gives_the_bits_of_vnni(any_level, quant, ic, oc, tokens, bias, add):
     found = []
     for name in ("amx", "avx512"):
         _core.force_level(name)

@@ -114,14 +114,14 @@ def check(shape: tuple[int, int, int], deltas: bool, x: np.ndarray, got: np.ndar
 
 @pytest.mark.parametrize("kind", ["fitted", "hash"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_unpack_is_the_reference_bit_for_bit(level, threads, shape, kind):
+def test_unpack_is_the_reference_bit_for_bit(any_level, threads, shape, kind):
     for deltas in (True, False):
         out = np.full(shape[:2], np.nan, np.float32)
         matrix(stored(*shape, deltas, kind), shape[1]).unpack(out)
         assert same(out, dense(*shape, deltas, kind))
 
 
-def test_sums_that_do_not_fit_a_byte_wrap_alike(level):
+def test_sums_that_do_not_fit_a_byte_wrap_alike(any_level):
     s = stored(17, 640, 5)
     wide = np.random.default_rng(1).integers(-128, 128, s.tables.shape).astype(np.int8)
     wide[:, :, 3] = np.tile(wide[:, :, 3, :4], 4)
@@ -131,7 +131,7 @@ def test_sums_that_do_not_fit_a_byte_wrap_alike(level):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_reference(level, shape):
+def test_equals_the_reference(any_level, shape):
     for i, tokens in enumerate((1, 2, FEW, FEW + 1, 13, 257)):
         x, y, b = inputs(tokens, shape[0], shape[1])
         bias, add, deltas = i % 2 == 1, i % 3 == 1, i % 4 < 3
@@ -141,7 +141,7 @@ def test_equals_the_reference(level, shape):
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_bias_and_add(level, bias, add):
+def test_bias_and_add(any_level, bias, add):
     for tokens in (1, 3, 13):
         x, y, b = inputs(tokens, 257, 640)
         got = run(stored(257, 640, 3), 640, x, b if bias else None, y if add else None)
@@ -149,7 +149,7 @@ def test_bias_and_add(level, bias, add):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_each_of_a_few_tokens_gets_its_own_bits(level, shape):
+def test_each_of_a_few_tokens_gets_its_own_bits(any_level, shape):
     x, y, b = inputs(FEW, shape[0], shape[1])
     for i, (bias, before) in enumerate(((None, None), (b, y))):
         s = stored(*shape, deltas=i == 0 or shape != CUT)
@@ -160,7 +160,7 @@ def test_each_of_a_few_tokens_gets_its_own_bits(level, shape):
 
 
 @pytest.mark.parametrize("shape", [(16, 640, 10), (257, 640, 3), CUT], ids=str)
-def test_rounded_to_bytes_it_is_near(byte_level, shape):
+def test_rounded_to_bytes_it_is_near(any_level, shape):
     """Where bytes pay; elsewhere the exact bits."""
     for tokens in (2, 7, 13, 130):
         x, y, b = inputs(tokens, shape[0], shape[1])
@@ -168,12 +168,12 @@ def test_rounded_to_bytes_it_is_near(byte_level, shape):
         w, start = dense(*shape).T.astype(np.float64), y.astype(np.float64) + b
         bound = rounded.byte_error(w, x) + shape[0] * 2.0**-23 * linear.magnitude(w, x, np.abs(y) + np.abs(b))
         assert (np.abs(got - linear.apply(w, x, start)) <= bound).all()
-        assert same(got, exact) == (byte_level not in rounded.LEVELS)
+        assert same(got, exact) == (any_level not in rounded.LEVELS)
     one = inputs(1, shape[0], shape[1])[0]
     assert same(run(stored(*shape), shape[1], one, exact=False), run(stored(*shape), shape[1], one))
 
 
-def test_same_bits_again_and_at_any_number_of_threads(level, threads):
+def test_same_bits_again_and_at_any_number_of_threads(any_level, threads):
     for shape in ((257, 640, 3), CUT, (20, 16448, 100)):
         for tokens in (1, 3, FEW, 13):
             x, y, b = inputs(tokens, shape[0], shape[1])
@@ -187,7 +187,7 @@ def test_same_bits_again_and_at_any_number_of_threads(level, threads):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("exact", [True, False])
-def test_what_is_not_finite_comes_through_and_stays_with_its_token(level, exact, value):
+def test_what_is_not_finite_comes_through_and_stays_with_its_token(any_level, exact, value):
     for shape, tokens in (((257, 640, 3), 1), ((257, 640, 3), FEW), ((257, 640, 3), 13), (CUT, FEW)):
         x = inputs(tokens, shape[0], shape[1])[0].copy()
         clean = run(stored(*shape), shape[1], x, exact=exact)
@@ -199,7 +199,7 @@ def test_what_is_not_finite_comes_through_and_stays_with_its_token(level, exact,
         assert same(np.delete(got, bad, 0), np.delete(clean, bad, 0))
 
 
-def test_zeros_give_the_bias_and_outliers_their_own(level):
+def test_zeros_give_the_bias_and_outliers_their_own(any_level):
     x, y, b = inputs(FEW, 257, 640)
     x = x.copy()
     x[0] = x[3] = 0
@@ -209,13 +209,13 @@ def test_zeros_give_the_bias_and_outliers_their_own(level):
     assert (run(stored(257, 640, 3), 640, np.zeros((13, 257), np.float32), b) == b).all()
 
 
-def test_no_tokens(level):
+def test_no_tokens(any_level):
     w = matrix(stored(17, 640, 5), 640)
     assert w.apply(np.empty((0, 17), np.float32), np.empty((0, 640), np.float32)) == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_norms(level, shape):
+def test_norms(any_level, shape):
     for deltas in (True, False):
         out = np.empty(shape[0], np.float32)
         matrix(stored(*shape, deltas), shape[1]).norms(out)

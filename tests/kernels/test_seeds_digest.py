@@ -19,7 +19,7 @@ def digest(s: Stored, oc: int) -> int:
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_is_the_references_at_every_level_and_number_of_threads(level, threads, shape):
+def test_is_the_references_at_every_level_and_number_of_threads(any_level, threads, shape):
     for deltas in (True, False):
         s = stored(*shape, deltas)
         assert digest(s, shape[1]) == proc.digest(s.data, s.scales, s.tables, shape[1], *s[3:])

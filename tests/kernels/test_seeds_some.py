@@ -25,7 +25,7 @@ def channel_bytes(s: Stored, channels: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_product_where_the_others_are_zero(level, shape):
+def test_equals_the_product_where_the_others_are_zero(any_level, shape):
     x, before, b = inputs(1, shape[0], shape[1])
     for i, keep in enumerate(KEEPS):
         bias, add, deltas = bool(i & 1), bool(i & 2), i != 1
@@ -39,7 +39,7 @@ def test_equals_the_product_where_the_others_are_zero(level, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_whole_list_is_dense_bit_for_bit(level, shape):
+def test_the_whole_list_is_dense_bit_for_bit(any_level, shape):
     x, before, b = inputs(1, shape[0], shape[1])
     for deltas in (True, False):
         s, y = stored(*shape, deltas), before[0].copy()
@@ -47,7 +47,7 @@ def test_the_whole_list_is_dense_bit_for_bit(level, shape):
         assert same(y[None], run(s, shape[1], x, b, before)) and read == nbytes(s)
 
 
-def test_same_bits_at_any_number_of_threads(level, threads):
+def test_same_bits_at_any_number_of_threads(any_level, threads):
     for shape in ((257, 640, 3), CUT, (20, 16448, 100)):
         x, y, b = inputs(1, shape[0], shape[1])
         results = []
@@ -59,7 +59,7 @@ def test_same_bits_at_any_number_of_threads(level, threads):
         assert same(*results)
 
 
-def test_what_is_left_out_is_not_read(level):
+def test_what_is_left_out_is_not_read(any_level):
     """Neither a NaN in x nor one in the scales or deltas of a channel that is not in the list reaches y."""
     s, channels = stored(257, 640, 3), some(257, 0.5)
     x = inputs(1, 257, 640)[0][0].copy()
@@ -74,7 +74,7 @@ def test_what_is_left_out_is_not_read(level):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_comes_through(level, value):
+def test_what_is_not_finite_comes_through(any_level, value):
     channels, x = some(257, 0.5), inputs(1, 257, 640)[0][0].copy()
     for at in (0, len(channels) // 2, -1):
         bad, y = x.copy(), np.empty(640, np.float32)
@@ -83,7 +83,7 @@ def test_what_is_not_finite_comes_through(level, value):
         assert not np.isfinite(y).any()
 
 
-def test_no_channels_give_the_bias(level):
+def test_no_channels_give_the_bias(any_level):
     bias, y = inputs(1, 257, 640)[2], np.full(640, np.nan, np.float32)
     w = matrix(stored(257, 640, 3), 640, bias)
     assert w.apply_some(np.ones(257, np.float32), np.empty(0, np.uint32), y) == 0
@@ -101,7 +101,7 @@ def test_wrong_lists_are_refused(channels):
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] > 64], ids=str)
-def test_a_part_has_the_bits_of_the_whole(level, threads, shape):
+def test_a_part_has_the_bits_of_the_whole(any_level, threads, shape):
     x, _, b = inputs(1, shape[0], shape[1])
     s, blocks = stored(*shape), shape[1] // 64
     w, whole = matrix(s, shape[1], b), run(s, shape[1], x, b)[0]
@@ -115,7 +115,7 @@ def test_a_part_has_the_bits_of_the_whole(level, threads, shape):
             assert same(y[inside], whole[inside])
 
 
-def test_a_part_of_nothing_reads_nothing(level):
+def test_a_part_of_nothing_reads_nothing(any_level):
     y = np.full(640, 7, np.float32)
     assert matrix(stored(17, 640, 5), 640).apply_part(np.ones(17, np.float32), y, 128, 128) == 0 and (y == 7).all()
 

@@ -11,7 +11,7 @@ F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 
-LEVELS = {"amx", "avx512"}  # that round; the others stay exact
+LEVELS = {"amx", "avx512vbmi", "avx512"}  # that round; the others stay exact
 BYTE_GROUP = 128  # channels that share a scale: of a token, and of an output
 PANEL = 64  # outputs whose weights become bytes together
 TOO_SMALL = np.float32(1e-30)  # a largest magnitude below this counts as zero
