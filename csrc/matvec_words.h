@@ -8,9 +8,10 @@
 namespace ISA {
 
 constexpr size_t kWordRows = 8;  // that are read side by side
-// Wider rows than this are read in parts of half of it, and where they are asked for into the first-level cache fewer
-// side by side: what is asked for, what is read and the sums then fit into it together.
-constexpr size_t kWide = 8192, kWideRows = 4;
+// Wider rows than this are read in parts. Where they are asked for into the first-level cache, in parts of half of it and
+// fewer side by side: what is asked for, what is read and the sums then fit into it together. Elsewhere in parts of 4 KB:
+// the CPU's own prefetcher goes on to the end of a page.
+constexpr size_t kWide = 8192, kWideRows = 4, kWideColumns = 64;
 
 // What is kept of the token.
 template <class Column>
@@ -28,10 +29,9 @@ struct Room<Column, 1> {
 template <size_t R, class Column, class Pick>
 [[gnu::noinline]] void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t m, size_t g0, size_t groups,
                                   size_t width, bool fresh, Room<Column, 1>& room) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  // The lower words of two vectors' lanes; then the lanes of two vectors in turns.
-  const __m512i lower =
-      _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(2 << 16 | 2)), _mm512_set1_epi32(32 << 16));
+  // The lower word of a lane moved up; then the lanes of two vectors in turns.
+  const __m512i up = _mm512_broadcast_i32x4(_mm_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13));
+  constexpr __mmask64 kUpper = 0xcccccccccccccccc;
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xffff0000)), ones = _mm512_set1_epi16(1);
@@ -52,8 +52,8 @@ template <size_t R, class Column, class Pick>
         even[j] = _mm512_castps_si512(_mm512_fmadd_ps(e, u, nearest));
         others[j] = _mm512_castps_si512(_mm512_fmadd_ps(o, u, nearest));
       }
-      const __m512i e = _mm512_permutex2var_epi16(even[0], lower, even[1]);
-      const __m512i o = _mm512_permutex2var_epi16(others[0], lower, others[1]);
+      const __m512i e = _mm512_mask_shuffle_epi8(even[0], kUpper, even[1], up);
+      const __m512i o = _mm512_mask_shuffle_epi8(others[0], kUpper, others[1], up);
       const __m512i a = _mm512_permutex2var_epi32(e, first, o), b = _mm512_permutex2var_epi32(e, second, o);
       _mm512_store_si512(room.words + p * width + g, a);
       _mm512_store_si512(room.words + p * width + g + 16, b);
@@ -223,12 +223,12 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
 template <class Column, class Pick>
 void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
                  size_t i1, Room<Column, 1>& room) {
-  constexpr size_t kPart = kWide / 2;
   if (o1 - o0 <= kWide) return panel_words<kWordRows>(w, pick, count, token, o0, o1, i0, i1, {o0, i1}, room);
-  for (size_t o = o0; o < o1; o += kPart) {
-    const Then then = o + kPart < o1 ? Then{o + kPart, i0} : Then{o0, i1};
+  const size_t outputs = near_rows ? kWide / 2 : kWideColumns * Column::kOutputs;
+  for (size_t o = o0; o < o1; o += outputs) {
+    const Then then = o + outputs < o1 ? Then{o + outputs, i0} : Then{o0, i1};
     const auto part = near_rows ? panel_words<kWideRows, Column, Pick> : panel_words<kWordRows, Column, Pick>;
-    part(w, pick, count, token, o, upto(o1, o + kPart), i0, i1, then, room);
+    part(w, pick, count, token, o, upto(o1, o + outputs), i0, i1, then, room);
   }
 }
 
