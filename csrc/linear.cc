@@ -60,11 +60,13 @@ struct Cut {
 };
 Cut cut(const Mat& w, size_t count) {
   constexpr size_t kTask = 48 << 10;  // bytes worth handing to a thread
-  constexpr size_t kLeast = 128;      // channels of a part, which ends by turning its sums into outputs
+  // Channels of a part, which ends by turning its sums into outputs: fewer only where there are two in all.
+  constexpr size_t kLeast = 128, kLeastOfTwo = 48;
   size_t outputs = (w.oc + kPanel - 1) / kPanel, channels = 1;
   const size_t bytes = count * w.channel_bytes();
   if (w.ic < 128 && bytes > 2 * kTask && outputs == 1) outputs = 2;  // too few channels to share out
-  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= kLeast)
+  const auto least = [&] { return channels == 1 ? kLeastOfTwo : kLeast; };
+  while (channels * outputs < 64 && bytes / (channels * outputs) > kTask && count / (2 * channels) >= least())
     channels *= 2;
   return {outputs, std::min<size_t>(channels, 8)};
 }
