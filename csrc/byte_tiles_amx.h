@@ -9,26 +9,39 @@ namespace ISA {
 constexpr size_t kTileRows = 16, kTileBytes = 64;
 static_assert(kVectors == 4 && kByteGroup == 2 * kTileBytes && kDepthGroups == 2, "what is written out below");
 
-// While it lives the thread has tiles 0 to 3 for sums and 4, 5 for x, with a row a token, and 6, 7 for weights.
-// In assembly: GCC 12 takes the intrinsic for one that reads eight bytes, and leaves out what is written of the others.
+// How large a thread's tiles are. In assembly: GCC 12 takes the intrinsics for ones that know eight bytes of it, and
+// leaves out what is written of the others.
+struct alignas(64) Shape {
+  uint8_t palette = 0, start = 0, unused[14] = {0};  // palette 0: there are no tiles
+  uint16_t row_bytes[16] = {0};
+  uint8_t rows[16] = {0};
+  void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
+  void store() { asm volatile("sttilecfg %0" : "=m"(*this)); }
+};
+
+// While it lives the thread has tiles 0 to 3 for sums and 4, 5 for x, with a row a token, and 6, 7 for weights. Then it
+// has what it had before: others in the process may have shaped theirs once and for all.
 class Tiles {
  public:
-  Tiles() { rows(kTileRows); }
-  ~Tiles() { asm volatile("tilerelease"); }
+  Tiles() {
+    before_.store();
+    rows(kTileRows);
+  }
+  ~Tiles() { before_.load(); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
   void rows(size_t tokens) const {
-    struct alignas(64) Shape {
-      uint8_t palette = 1, start = 0, unused[14] = {0};
-      uint16_t row_bytes[16] = {0};
-      uint8_t rows[16] = {0};
-    } shape;
+    Shape shape;
+    shape.palette = 1;
     for (size_t t = 0; t < 8; ++t) {
       shape.row_bytes[t] = kTileBytes;
       shape.rows[t] = static_cast<uint8_t>(t < 6 ? tokens : kTileRows);
     }
-    asm volatile("ldtilecfg %0" : : "m"(shape));
+    shape.load();
   }
+
+ private:
+  Shape before_;
 };
 
 using Sums = int32_t[kVectors][kTileRows][kLanes];
