@@ -40,6 +40,18 @@ struct RowsAt<All, N> {
   RowsAt(const uint8_t* data, size_t stride_, size_t first, All, size_t i, size_t)
       : base(data + i * stride_ + first), stride(stride_) {}
   const uint8_t* operator[](size_t r) const { return base + r * stride; }
+  // Pair after pair, `at` bytes into each row. Steps are hidden from the compiler, which would else keep how far every
+  // row lies from the first: more than it has registers.
+  struct Walk {
+    const uint8_t* row;
+    size_t stride;
+    Walk(const RowsAt& rows, size_t at) : row(rows.base + at), stride(rows.stride) {}
+    const uint8_t* operator[](size_t r) const { return row + r * stride; }
+    void go_on() {
+      row += 2 * stride;
+      asm("" : "+r"(row));
+    }
+  };
 };
 template <size_t N>
 struct RowsAt<Listed, N> {
@@ -49,6 +61,13 @@ struct RowsAt<Listed, N> {
     if (n % 2 != 0 && n < N) row[n] = row[n - 1];  // whole pairs; what it is multiplied by is zero
   }
   const uint8_t* operator[](size_t r) const { return row[r]; }
+  struct Walk {
+    const uint8_t* const* row;
+    size_t at;
+    Walk(const RowsAt& rows, size_t at_) : row(rows.row), at(at_) {}
+    const uint8_t* operator[](size_t r) const { return row[r] + at; }
+    void go_on() { row += 2; }
+  };
 };
 
 // Bytes of rows that are asked for beyond the next ones.

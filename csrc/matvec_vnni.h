@@ -71,7 +71,8 @@ INLINE inline __m512i in_units(const void* scales, __mmask16 k, float unit, floa
 }
 
 // Four channels' numbers, rounded with kNearest + 128: their high bytes, four in each number of `high`, and their low
-// ones in `low`. + 128 rounds the high byte; the low byte is then off by 128, which the xor takes away. sum: of all four.
+// ones in `low`. + 128 rounds the high byte; the low byte is then off by 128, which the xor takes away. sum: of all
+// four.
 INLINE inline void cut(const __m512i (&u)[4], int32_t* high, int32_t* low, __m512i& sum) {
   const __mmask32 upper = 0xaaaaaaaa;
   const __m512i even = _mm512_mask_blend_epi16(upper, u[0], _mm512_slli_epi32(u[2], 16));

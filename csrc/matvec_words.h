@@ -8,9 +8,9 @@
 namespace ISA {
 
 constexpr size_t kWordRows = 8;  // that are read side by side
-// Wider rows than this are read in parts. Where they are asked for into the first-level cache, in parts of half of it and
-// fewer side by side: what is asked for, what is read and the sums then fit into it together. Elsewhere in parts of 4 KB:
-// the CPU's own prefetcher goes on to the end of a page.
+// Wider rows than this are read in parts. Where they are asked for into the first-level cache, in parts of half of it
+// and fewer side by side: what is asked for, what is read and the sums then fit into it together. Elsewhere in parts of
+// 4 KB: the CPU's own prefetcher goes on to the end of a page.
 constexpr size_t kWide = 8192, kWideRows = 4, kWideColumns = 64;
 
 // What is kept of the token.
@@ -72,17 +72,21 @@ INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const i
   const __m512i none = _mm512_setzero_si512();
   __m512i a[Column::kSums][4];
   each<Column::kSums * 4>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
+  typename Rows::Walk walk(rows, at);
   const auto add = [&](size_t p) INLINE {
     ask(p);
     const auto load = [&](size_t r) INLINE {
-      if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, rows[r] + at);
-      return _mm512_loadu_si512(rows[r] + at);
+      if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, walk[r]);
+      return _mm512_loadu_si512(walk[r]);
     };
-    const __m512i u = load(2 * p), v = load(2 * p + 1);
+    const __m512i u = load(0), v = load(1);
     const __m512i lo = _mm512_unpacklo_epi8(u, v), hi = _mm512_unpackhi_epi8(u, v);
     const Quad words{{_mm512_unpacklo_epi8(lo, none), _mm512_unpackhi_epi8(lo, none), _mm512_unpacklo_epi8(hi, none),
                       _mm512_unpackhi_epi8(hi, none)}};
-    Column::dot_pair(a, words, x + p * width);
+    Column::dot_pair(a, words, x);
+    walk.go_on();
+    x += width;
+    asm("" : "+r"(x));
   };
   if constexpr (P > 0)
     each<P>([&](auto p) INLINE { add(p); });
