@@ -9,6 +9,7 @@
 #include "buffer.h"
 #include "linear.h"
 #include "pool.h"
+#include "prompts.h"
 
 namespace {
 
@@ -170,9 +171,17 @@ BytesRead attention(const Attention& a, float* x, Texts texts, const Angles& ang
 
 namespace {
 
+bool plain(const Linear& l, const Pass& pass) { return !taken(l.input, pass) && !taken(l.others, pass); }
+
 size_t mlp_dense(const Mlp& m, const float* in, Texts texts, float* x) {
   static thread_local Buffer<float> rows, output;
   const size_t stride = m.up.w->oc, tokens = rows_of(texts);
+  const Pass& pass = texts.front().pass;
+  if (texts.size() == 1 && plain(m.up, pass) && plain(m.down, pass) && in_bytes(*m.up.w, tokens, pass.many) &&
+      in_bytes(*m.down.w, tokens, pass.many)) {
+    mlp_bytes(m, in, tokens, x);
+    return m.up.w->bytes() + m.down.w->bytes();
+  }
   float *up = rows.get(tokens * stride), *hidden = output.get(tokens * m.f);
   size_t bytes = apply(m.up, in, texts, up, false);
   by_rows(tokens, [&](size_t first, size_t n) {

@@ -25,7 +25,7 @@ inline void tile(const uint8_t* w, const float* scale, const int8_t* x, const fl
     each<kVectors>([&](auto v) INLINE { row[v] = _mm512_load_si512(w + s * kPad + v * 64); });
     each<M>([&](auto m) INLINE {
       int32_t four;
-      std::memcpy(&four, x + m * kByteDepth + s, 4);
+      std::memcpy(&four, x + m * kByteGroup + s, 4);
       const __m512i b = _mm512_set1_epi32(four);
       each<kVectors>([&](auto v) INLINE { dot_bytes(acc[m][v], row[v], b); });
     });
@@ -39,22 +39,21 @@ inline void tile(const uint8_t* w, const float* scale, const int8_t* x, const fl
   });
 }
 
-// A block's groups for M tokens from token t on; their sums stay in the first-level cache meanwhile.
-template <size_t M>
-void tile_groups(const PanelBytes& p, size_t groups, const ByteRows& x, size_t block, size_t t, float* y) {
-  const int8_t* values = x.values + (block * x.tokens + t) * kByteDepth;
-  for (size_t g = 0; g < groups; ++g) {
-    const size_t at = (block * kDepthGroups + g) * x.tokens + t;
-    tile<M>(p.w[g], p.scale[g], values + g * kByteGroup, x.scales + at, x.sums + at, y);
+inline void multiply(const Tiles&, const PanelSums& p) {
+  alignas(64) float y[kTogether][kPad];
+  for (size_t m = 0; m < p.n; ++m) std::memcpy(y[m], p.start, sizeof y[m]);
+  for (size_t g = 0; g < p.groups(); ++g) {
+    const auto tokens = [&](auto several, size_t m) {
+      constexpr size_t M = decltype(several)::value;
+      tile<M>(p.panel[g].w, p.panel[g].scale, p.values(g) + m * kByteGroup, p.scales(g) + m,
+              p.x.sums + g * p.x.tokens + p.t + m, y[m]);
+    };
+    size_t m = 0;
+    for (; m + kTokens <= p.n; m += kTokens) tokens(std::integral_constant<size_t, kTokens>(), m);
+    for (; m + 2 <= p.n; m += 2) tokens(std::integral_constant<size_t, 2>(), m);
+    if (m < p.n) tokens(std::integral_constant<size_t, 1>(), m);
   }
-}
-
-// y (tokens, kPad) += x's block times the panel's.
-inline void multiply(const Tiles&, const PanelBytes& p, size_t groups, const ByteRows& x, size_t block, float* y) {
-  size_t t = 0;
-  for (; t + kTokens <= x.tokens; t += kTokens) tile_groups<kTokens>(p, groups, x, block, t, y + t * kPad);
-  for (; t + 2 <= x.tokens; t += 2) tile_groups<2>(p, groups, x, block, t, y + t * kPad);
-  if (t < x.tokens) tile_groups<1>(p, groups, x, block, t, y + t * kPad);
+  for (size_t m = 0; m < p.n; ++m) std::memcpy(p.to + m * p.stride, y[m], sizeof y[m]);
 }
 
 #endif

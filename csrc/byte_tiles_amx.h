@@ -7,7 +7,7 @@ namespace ISA {
 #ifdef __AMX_INT8__
 
 constexpr size_t kTileRows = 16, kTileBytes = 64;
-static_assert(kVectors == 4 && kByteGroup == 2 * kTileBytes && kDepthGroups == 2, "what is written out below");
+static_assert(kVectors == 4 && kByteGroup == 2 * kTileBytes && kTogether % kTileRows == 0, "what is written out below");
 
 // How large a thread's tiles are. In assembly: GCC 12 takes the intrinsics for ones that know eight bytes of it, and
 // leaves out what is written of the others.
@@ -46,70 +46,74 @@ class Tiles {
 
 using Sums = int32_t[kVectors][kTileRows][kLanes];
 
-// One group, as many tokens as tiles have rows.
-inline void dot_group(const uint8_t* w, const int8_t* x, Sums& sums) {
+// One group, as many tokens as tiles have rows. beside(i): what the CPU does while the i-th of eight products is made.
+template <class Beside>
+INLINE inline void dot_group(const uint8_t* w, const int8_t* x, Sums& sums, Beside&& beside) {
   constexpr size_t kRow = kStep * kPad, kHalf = kTileRows * kRow;  // of the weights: a row of a tile; 64 channels
-  _tile_loadd(4, x, kByteDepth);
-  _tile_loadd(5, x + kTileBytes, kByteDepth);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  _tile_loadd(6, w, kRow);
-  _tile_loadd(7, w + 64, kRow);
-  _tile_dpbssd(0, 4, 6);
-  _tile_dpbssd(1, 4, 7);
-  _tile_loadd(6, w + 128, kRow);
-  _tile_loadd(7, w + 192, kRow);
-  _tile_dpbssd(2, 4, 6);
-  _tile_dpbssd(3, 4, 7);
-  _tile_loadd(6, w + kHalf, kRow);
-  _tile_loadd(7, w + kHalf + 64, kRow);
-  _tile_dpbssd(0, 5, 6);
-  _tile_dpbssd(1, 5, 7);
-  _tile_loadd(6, w + kHalf + 128, kRow);
-  _tile_loadd(7, w + kHalf + 192, kRow);
-  _tile_dpbssd(2, 5, 6);
-  _tile_dpbssd(3, 5, 7);
+  _tile_loadd(4, x, kByteGroup);
+  _tile_loadd(5, x + kTileBytes, kByteGroup);
+#define OUTPUTS(v)                          \
+  _tile_zero(v);                            \
+  _tile_loadd(6, w + 64 * v, kRow);         \
+  _tile_dpbssd(v, 4, 6);                    \
+  beside(2 * v);                            \
+  _tile_loadd(7, w + kHalf + 64 * v, kRow); \
+  _tile_dpbssd(v, 5, 7);                    \
+  beside(2 * v + 1);
+  OUTPUTS(0)
+  OUTPUTS(1)
   _tile_stored(0, sums[0], 64);
+  OUTPUTS(2)
   _tile_stored(1, sums[1], 64);
+  OUTPUTS(3)
   _tile_stored(2, sums[2], 64);
   _tile_stored(3, sums[3], 64);
-}
-
-// n tokens from token t on, the block's groups: onto their sums y.
-template <size_t G>
-void tile_groups(const PanelBytes& p, const ByteRows& x, size_t block, size_t t, size_t n, float* y) {
-  alignas(64) Sums sums[G];
-  const int8_t* values = x.values + (block * x.tokens + t) * kByteDepth;
-  const float* x_scales = x.scales + block * kDepthGroups * x.tokens + t;
-  each<G>([&](auto g) INLINE { dot_group(p.w[g], values + g * kByteGroup, sums[g]); });
+#undef OUTPUTS
   asm volatile("" : : : "memory");  // tiles are written past the compiler's eyes
-  V scale[G][kVectors];
-  each<G * kVectors>(
-      [&](auto i) INLINE { scale[i / kVectors][i % kVectors] = load(p.scale[i / kVectors] + i % kVectors * kLanes); });
-  for (size_t m = 0; m < n; ++m)
-    each<kVectors>([&](auto v) INLINE {
-      float* to = y + m * kPad + v * kLanes;
-      V sum = load(to);
-      each<G>([&](auto g) INLINE {
-        const V factor = mul(scale[g][v], set1(x_scales[g * x.tokens + m]));
-        sum = fma(_mm512_cvtepi32_ps(_mm512_load_si512(sums[g][v][m])), factor, sum);
-      });
-      store(to, sum);
-    });
 }
 
-// y (tokens, kPad) += x's block times the panel's.
-inline void multiply(const Tiles& tiles, const PanelBytes& p, size_t groups, const ByteRows& x, size_t block,
-                     float* y) {
-  const auto product = groups == kDepthGroups ? tile_groups<kDepthGroups> : tile_groups<1>;
-  size_t t = 0;
-  for (; t + kTileRows <= x.tokens; t += kTileRows) product(p, x, block, t, kTileRows, y + t * kPad);
-  if (t == x.tokens) return;
-  tiles.rows(x.tokens - t);
-  product(p, x, block, t, x.tokens - t, y + t * kPad);
-  tiles.rows(kTileRows);
+// What sums of a group become, a token after another: they are added to a row of `from`, into a row of `to`.
+struct Finish {
+  const float *scale, *x_scale, *from;
+  float* to;
+  size_t from_stride, to_stride;
+  INLINE void token(const Sums& sums, size_t m) {
+    const V unit = set1(*x_scale++);
+    each<kVectors>([&](auto v) INLINE {
+      const V factor = mul(load(scale + v * kLanes), unit), sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums[v][m]));
+      store(to + v * kLanes, fma(sum, factor, load(from + v * kLanes)));
+    });
+    from += from_stride, to += to_stride;
+  }
+};
+
+// While the tiles of some tokens are multiplied the sums of those before become floats, two beside each product.
+inline void multiply(const Tiles& tiles, const PanelSums& p) {
+  alignas(64) float y[kTogether][kPad];
+  alignas(64) Sums sums[2];
+  const size_t groups = p.groups();
+  size_t done = 0, left = 0;  // units of up to 16 tokens; tokens of the last one
+  Finish last{};
+  for (size_t g = 0; g < groups; ++g)
+    for (size_t m = 0; m < p.n; m += left, ++done) {
+      Sums &now = sums[done % 2], &before = sums[1 - done % 2];
+      const size_t n = p.n - m < kTileRows ? p.n - m : kTileRows;
+      const int8_t* x = p.values(g) + m * kByteGroup;
+      if (n != kTileRows) tiles.rows(n);
+      if (left == kTileRows) {
+        dot_group(p.panel[g].w, x, now,
+                  [&](size_t i) INLINE { last.token(before, 2 * i), last.token(before, 2 * i + 1); });
+      } else {
+        for (size_t i = 0; i < left; ++i) last.token(before, i);
+        dot_group(p.panel[g].w, x, now, [](size_t) INLINE {});
+      }
+      if (n != kTileRows) tiles.rows(kTileRows);
+      const bool first = g == 0, end = g + 1 == groups;
+      last = {p.panel[g].scale, p.scales(g) + m,      first ? p.start : y[m], end ? p.to + m * p.stride : y[m],
+              first ? 0 : kPad, end ? p.stride : kPad};
+      left = n;
+    }
+  for (size_t i = 0; i < left; ++i) last.token(sums[1 - done % 2], i);
 }
 
 #endif

@@ -160,13 +160,14 @@ enum class Many { floats, rounded };
 
 // Activations of several tokens rounded to bytes; kByteGroup channels of a token share a scale.
 struct ByteRows {
-  int8_t* values;  // (ic / kByteDepth rounded up, tokens, kByteDepth), zero past ic
+  int8_t* values;  // (groups, tokens, kByteGroup), zero past ic
   float* scales;   // (groups, tokens)
   int32_t* sums;   // (groups, tokens): of the values
   size_t tokens, ic;
 };
 constexpr size_t kByteGroup = 128;
-constexpr size_t kByteDepth = 256;  // channels whose weights are turned into bytes at a time
+inline size_t byte_groups(size_t ic) { return (ic + kByteGroup - 1) / kByteGroup; }
+inline size_t panel_room(size_t ic) { return byte_groups(ic) * (kByteGroup * kPad / sizeof(float) + kPad); }  // floats
 
 enum class Kv { f32, f16, int8 };  // precision of the key/value cache
 

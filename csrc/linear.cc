@@ -12,6 +12,7 @@
 #include "buffer.h"
 #include "factors.h"
 #include "pool.h"
+#include "prompts.h"
 #include "tempo.h"
 
 namespace {
@@ -225,25 +226,6 @@ void apply_many(const Mat& w, const float* bias, const float* x, size_t tokens, 
   });
 }
 
-void apply_bytes(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add) {
-  static thread_local Buffer<int8_t> values;
-  static thread_local Buffer<float> scales;
-  static thread_local Buffer<int32_t> sums;
-  const size_t groups = (w.ic + kByteGroup - 1) / kByteGroup, blocks = (w.ic + kByteDepth - 1) / kByteDepth;
-  const ByteRows rows{values.get(blocks * tokens * kByteDepth), scales.get(groups * tokens), sums.get(groups * tokens),
-                      tokens, w.ic};
-  by_rows(tokens, [&](size_t first, size_t n) { kernels().byte_rows(x, first, n, rows); });
-  const auto kernel = w.quant == Quant::int8    ? kernels().matmul_bytes_int8
-                      : w.quant == Quant::int4  ? kernels().matmul_bytes_int4
-                      : w.quant == Quant::upper ? kernels().matmul_bytes_upper
-                      : w.quant == Quant::lower ? kernels().matmul_bytes_lower
-                                                : kernels().matmul_bytes_proc;
-  parallel(w.oc / kPad, [&](size_t task, size_t thread) {
-    const size_t o0 = task * kPad, o1 = o0 + kPad;
-    kernel(w, rows, bias, y, add, o0, o1, scratch(thread, tokens * kPad));
-  });
-}
-
 // Of some channels and outputs [o0, o1): the columns that give them and the one before, and the deltas that lie there.
 size_t proc_bytes(const Mat& w, const Channels& c, size_t o0, size_t o1) {
   const Proc& p = *w.proc;
@@ -271,9 +253,7 @@ size_t hashed_bytes(const Mat& w, const Channels& c, size_t o0, size_t o1) {
 size_t apply(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
   if (tokens == 0) return 0;
   if (w.factors) return apply_factors(w, bias, x, tokens, y, add, many);
-  const bool quantised = w.quant != Quant::f32 && w.quant != Quant::bf16 && w.quant != Quant::hashed;
-  const bool bytes = tokens > 1 && many == Many::rounded && quantised && kernels().bytes_pay();
-  if (bytes)
+  if (in_bytes(w, tokens, many))
     apply_bytes(w, bias, x, tokens, y, add);
   else if (tokens <= kFewTokens)
     apply_few({w, {nullptr, w.ic}, bias, x, tokens, y, add, 0, w.oc});

@@ -6,9 +6,8 @@
 namespace ISA {
 #ifdef __AVX512VNNI__
 
-constexpr size_t kStep = 4;                               // channels in one 32-bit lane
-constexpr size_t kVectors = kPad / kLanes;                // of a panel of outputs
-constexpr size_t kDepthGroups = kByteDepth / kByteGroup;  // groups in a block of channels
+constexpr size_t kStep = 4;                 // channels in one 32-bit lane
+constexpr size_t kVectors = kPad / kLanes;  // of a panel of outputs
 
 // AMX multiplies signed bytes. VNNI takes the weights without a sign: there they are stored as bytes + 128.
 #ifdef __AMX_INT8__
@@ -17,10 +16,25 @@ constexpr bool kSigned = true;
 constexpr bool kSigned = false;
 #endif
 
-// A block of channels of a panel as bytes, [group][step][output][channel of the step], and a scale per output.
+// A group of channels of a panel as bytes, [step][output][channel of the step], and a scale per output.
 struct PanelBytes {
-  alignas(64) uint8_t w[kDepthGroups][kByteGroup * kPad];
-  alignas(64) float scale[kDepthGroups][kPad];
+  alignas(64) uint8_t w[kByteGroup * kPad];
+  alignas(64) float scale[kPad];
+};
+
+// Tokens whose sums stay in the first-level cache, beside a group of weights, until all groups have been added.
+constexpr size_t kTogether = 48;
+// Of tokens [t, t + n) the sums over all groups of a panel, on from `start`, which all have; a row of `to` each.
+struct PanelSums {
+  const PanelBytes* panel;
+  const ByteRows& x;
+  size_t t, n;
+  const float* start;  // (kPad)
+  float* to;
+  size_t stride;
+  size_t groups() const { return byte_groups(x.ic); }
+  const int8_t* values(size_t g) const { return x.values + (g * x.tokens + t) * kByteGroup; }
+  const float* scales(size_t g) const { return x.scales + g * x.tokens + t; }
 };
 
 // A row's panel as signed bytes, int4's sixteenfold. In every lane four outputs of each quarter of the panel: bytes

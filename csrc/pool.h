@@ -35,12 +35,13 @@ void set_threads(size_t n);  // n >= 1
 // A buffer of at least n floats that belongs to the thread; only for use inside a task.
 float* scratch(size_t thread, size_t n);
 
-// f(first, count) over rows, a few at a time; where there are no more, by the calling thread alone.
+// f(first, count) over rows, a few at a time; where there are no more, by the calling thread alone. What a thread has
+// made of its rows it finds in its cache: they are the same ones at the next step.
 template <class F>
 void by_rows(size_t rows, F&& f) {
   constexpr size_t kRows = 8;
   if (rows > 0 && rows <= kRows) return f(size_t{0}, rows);
-  parallel((rows + kRows - 1) / kRows, [&](size_t task, size_t) {
+  parallel_runs((rows + kRows - 1) / kRows, [&](size_t task, size_t, size_t) {
     const size_t first = task * kRows;
     f(first, rows - first < kRows ? rows - first : kRows);
   });

@@ -9,25 +9,26 @@ namespace ISA {
 namespace {
 
 template <class Row>
-void matmul_bytes(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
-                  float* panel) {
-  PanelBytes p;
+void matmul_bytes(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add, size_t o0,
+                  size_t o1, float* room) {
+  alignas(64) static constexpr float kNone[kPad] = {0};
+  alignas(64) float sums[kTogether][kPad];
+  auto* panel = reinterpret_cast<PanelBytes*>(room);
+  static_assert(sizeof(PanelBytes) == kByteGroup * kPad + kPad * sizeof(float), "panel_room");
   const Tiles ready;
   for (size_t o = o0; o < o1; o += kPad) {
-    for (size_t t = 0; t < x.tokens; ++t)
-      for (size_t c = 0; c < kPad; c += kLanes) store(panel + t * kPad + c, bias ? load(bias + o + c) : zero());
-    for (size_t i0 = 0, block = 0; i0 < w.ic; i0 += kByteDepth, ++block) {
-      size_t groups = 0;
-      for (size_t i = i0; i < w.ic && groups < kDepthGroups; i += kByteGroup, ++groups)
-        to_bytes<Row>(w, i, w.ic - i < kByteGroup ? w.ic - i : kByteGroup, o, p.w[groups], p.scale[groups]);
-      multiply(ready, p, groups, x, block, panel);
+    for (size_t i = 0; i < w.ic; i += kByteGroup) {
+      PanelBytes& group = panel[i / kByteGroup];
+      to_bytes<Row>(w, i, w.ic - i < kByteGroup ? w.ic - i : kByteGroup, o, group.w, group.scale);
     }
-    for (size_t t = 0; t < x.tokens; ++t)
-      for (size_t c = 0; c < kPad; c += kLanes) {
-        float* to = y + t * w.oc + o + c;
-        const V sum = load(panel + t * kPad + c);
-        store(to, add ? ISA::add(load(to), sum) : sum);
-      }
+    for (size_t t = 0, n; t < x.tokens; t += n) {
+      n = x.tokens - t < kTogether ? x.tokens - t : kTogether;
+      float* to = y + t * stride + (o - o0);
+      multiply(ready, {panel, x, t, n, bias ? bias + o : kNone, add ? sums[0] : to, add ? kPad : stride});
+      for (size_t m = 0; add && m < n; ++m)
+        for (size_t c = 0; c < kPad; c += kLanes)
+          store(to + m * stride + c, ISA::add(load(to + m * stride + c), load(sums[m] + c)));
+    }
   }
 }
 
@@ -61,42 +62,43 @@ void round_group(const float* x, size_t n, int8_t* out, float& scale, int32_t& t
 
 bool bytes_pay() { return true; }
 
-void byte_rows(const float* x, size_t first, size_t tokens, const ByteRows& out) {
-  for (size_t t = first; t < first + tokens; ++t)
-    for (size_t i = 0, g = 0; i < out.ic; i += kByteGroup, ++g) {
-      int8_t* to = out.values + (g / kDepthGroups * out.tokens + t) * kByteDepth + g % kDepthGroups * kByteGroup;
-      round_group(x + t * out.ic + i, out.ic - i < kByteGroup ? out.ic - i : kByteGroup, to,
-                  out.scales[g * out.tokens + t], out.sums[g * out.tokens + t]);
+void byte_rows(const float* x, size_t stride, size_t first, size_t tokens, size_t c0, size_t c1, const ByteRows& out) {
+  for (size_t t = first; t < first + tokens; ++t, x += stride)
+    for (size_t c = c0; c < c1; c += kByteGroup) {
+      const size_t g = c / kByteGroup;
+      int8_t* to = out.values + (g * out.tokens + t) * kByteGroup;
+      round_group(x + (c - c0), c1 - c < kByteGroup ? c1 - c : kByteGroup, to, out.scales[g * out.tokens + t],
+                  out.sums[g * out.tokens + t]);
     }
 }
 
-void matmul_bytes_int8(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
-                       float* panel) {
-  matmul_bytes<Int8Row>(w, x, bias, y, add, o0, o1, panel);
+void matmul_bytes_int8(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add, size_t o0,
+                       size_t o1, float* room) {
+  matmul_bytes<Int8Row>(w, x, bias, y, stride, add, o0, o1, room);
 }
-void matmul_bytes_int4(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
-                       float* panel) {
-  matmul_bytes<Int4Row>(w, x, bias, y, add, o0, o1, panel);
+void matmul_bytes_int4(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add, size_t o0,
+                       size_t o1, float* room) {
+  matmul_bytes<Int4Row>(w, x, bias, y, stride, add, o0, o1, room);
 }
-void matmul_bytes_upper(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
-                        float* panel) {
-  matmul_bytes<UpperRow>(w, x, bias, y, add, o0, o1, panel);
+void matmul_bytes_upper(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add,
+                        size_t o0, size_t o1, float* room) {
+  matmul_bytes<UpperRow>(w, x, bias, y, stride, add, o0, o1, room);
 }
-void matmul_bytes_lower(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
-                        float* panel) {
-  matmul_bytes<LowerRow>(w, x, bias, y, add, o0, o1, panel);
+void matmul_bytes_lower(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add,
+                        size_t o0, size_t o1, float* room) {
+  matmul_bytes<LowerRow>(w, x, bias, y, stride, add, o0, o1, room);
 }
-void matmul_bytes_proc(const Mat& w, const ByteRows& x, const float* bias, float* y, bool add, size_t o0, size_t o1,
-                       float* panel) {
-  matmul_bytes<ProcRow>(w, x, bias, y, add, o0, o1, panel);
+void matmul_bytes_proc(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add, size_t o0,
+                       size_t o1, float* room) {
+  matmul_bytes<ProcRow>(w, x, bias, y, stride, add, o0, o1, room);
 }
 #else
 bool bytes_pay() { return false; }
-void byte_rows(const float*, size_t, size_t, const ByteRows&) {}
-void matmul_bytes_int8(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
-void matmul_bytes_int4(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
-void matmul_bytes_upper(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
-void matmul_bytes_lower(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
-void matmul_bytes_proc(const Mat&, const ByteRows&, const float*, float*, bool, size_t, size_t, float*) {}
+void byte_rows(const float*, size_t, size_t, size_t, size_t, size_t, const ByteRows&) {}
+void matmul_bytes_int8(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
+void matmul_bytes_int4(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
+void matmul_bytes_upper(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
+void matmul_bytes_lower(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
+void matmul_bytes_proc(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
 #endif
 }  // namespace ISA

@@ -158,3 +158,22 @@ def test_parts_that_do_not_fit_are_refused():
         with pytest.raises(ValueError):
             case()
             pytest.fail(f"case {i} was accepted")
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_prompts_neurons_group_by_group(level, threads, quant, gated):
+    """Bit for bit one map after the other, where neurons are whole groups of 128 and where they are not."""
+    d, norm = 300, _core.Norm(normal(300, seed=3), None, EPS)
+    for f, tokens in ((128, 2), (200, 49), (330, 130), (512, 97)):
+        up = packed({name: normal(f, d, seed=6) for name in (("gate", "up") if gated else ("up",))}, quant)
+        down = packed({"down": normal(d, f, seed=8)}, quant)
+        x = normal(tokens, padded(d), seed=tokens)
+        inner, hidden = np.empty((tokens, d), np.float32), np.empty((tokens, f), np.float32)
+        norm.run(x[:, :d], inner)
+        rows = applied(up, inner, False)
+        value = rows[:, up.slices["up"]]
+        _core.act("silu", rows[:, up.slices["gate"]] if gated else value, value if gated else None, hidden)
+        want = applied(down, hidden, False, x)
+        _core.Mlp(norm, up.core, down.core, f, gated, "silu").run(x, exact=False)
+        assert np.array_equal(x, want), (f, tokens)

@@ -11,8 +11,8 @@ from test_linear import inputs, run, storage
 from ralo import _core
 
 QUANTS = ("int8", "int4")
-TOKENS = (2, 5, 6, 7, 13, 16, 17, 130)  # around tiles of 6 and 16 tokens, and several
-CHANNELS = (4, 63, 64, 127, 128, 129, 300, 640)  # around groups of 128, and blocks of 256
+TOKENS = (2, 5, 6, 7, 13, 16, 17, 48, 49, 65, 130)  # around tiles of 6 and 16 tokens, and 48 together
+CHANNELS = (4, 63, 64, 127, 128, 129, 300, 640)  # around groups of 128
 OUTPUTS = (64, 128, 320)
 CASES = pairwise(QUANTS, CHANNELS, OUTPUTS, TOKENS, (False, True), (False, True))
 BAD = (np.nan, np.inf, -np.inf)
