@@ -73,15 +73,15 @@ struct RowsAt<Listed, N> {
 // Bytes of rows that are asked for beyond the next ones.
 inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 
-// Of rows that are read `together` and asked for column by column: how many rows ahead. Short ones by several passes.
-inline size_t rows_apart(size_t together, size_t row_bytes) {
+// Of rows that are read `together` and asked for column by column, `lead` bytes and more before they are read: how many
+// rows ahead. Short ones by several passes.
+inline size_t rows_apart(size_t together, size_t row_bytes, size_t lead) {
   const size_t pass = together * row_bytes;
-  return together * ((lead_bytes() + pass - 1) / pass);
+  return together * ((lead + pass - 1) / pass);
 }
 
-// Of rows that are read one after the other: how many rows ahead their scales are asked for, 4 KB. Further ahead they
-// are thrown out again before they are read.
-inline size_t scales_lead(size_t row_bytes) { return 16 + (4 << 10) / row_bytes; }
+// Bytes by which scales are asked for ahead: much further and they are thrown out again before they are read.
+constexpr size_t kScalesLead = 4 << 10;
 
 // Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the
 // following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are read, and a head

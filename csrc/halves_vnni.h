@@ -51,14 +51,16 @@ struct SideBySide {
   }
 }
 
-// The same as one byte each.
-template <class Rows>
-[[gnu::noinline]] void fold_upper(const Rows& scales, size_t quads, const float* units, size_t groups, size_t width,
-                                  bool fresh, HalvesRoom& room) {
+// The same as one byte each. Meanwhile the `next` scales are asked for.
+template <bool near, class Rows>
+[[gnu::noinline]] void fold_upper(const Rows& scales, const Rows& next, size_t quads, const float* units, size_t groups,
+                                  size_t width, bool fresh, HalvesRoom& room) {
   for (size_t g = 0; g < groups; g += 16) {
     const __mmask16 k = first_lanes(groups - g);
+    const bool asks = g % 32 == 0;  // once a line
     __m512i zero = fresh ? _mm512_setzero_si512() : _mm512_load_si512(room.zero + g);
     for (size_t q = 0; q < quads; ++q) {
+      for (size_t j = 0; asks && j < 4; ++j) __builtin_prefetch(next[4 * q + j] + 2 * g, 0, near ? 3 : 2);
       const auto unit = [&](size_t j)
                             INLINE { return in_units(scales[4 * q + j] + 2 * g, k, units[4 * q + j], kNearest); };
       const auto join = [](int bits, __m512i a, __m512i b) INLINE {  // where a bit is set of a, else of b
@@ -104,7 +106,7 @@ INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, 
 }
 
 // As dot_pass; Q quads.
-template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
+template <size_t Q, class Asked, bool in_order, class Rows, class Pick>
 [[gnu::noinline]] void dot_upper(const Rows& all, [[maybe_unused]] const Rows& following, const Columnwise& pass,
                                  HalvesRoom& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   const Rows rows = all;
@@ -114,7 +116,7 @@ template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
     auto run = ahead.run();
     for (size_t col = 0; col < whole; ++col) {
       if (run.left > 4 * Q) {
-        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&](size_t) INLINE { ask_two<asking>(run.at); });
+        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&](size_t) INLINE { ask_two<Asked>(run.at); });
         run.left -= 4 * Q;
       } else {
         ahead.go_on(run), ahead.fetch(4 * Q), run = ahead.run();
@@ -127,7 +129,7 @@ template <size_t Q, Asking asking, bool in_order, class Rows, class Pick>
     size_t pace = 0;
     for (size_t col = 0; col < whole; ++col)
       dot_upper_column<false, Q>(rows, Q, col, width, fresh, room,
-                                 [&](size_t p) INLINE { ask_pair<asking>(next, p, 64 * col, pace); });
+                                 [&](size_t p) INLINE { ask_pair<Asked>(next, p, 64 * col, pace); });
   }
   if (pass.half) dot_upper_column<true, Q>(rows, Q, whole, width, fresh, room, AskNothing());
 }
@@ -248,19 +250,19 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   const bool odd = groups % 2 != 0;  // the last column is half a one
   const Asking asking = asking_for(upper);
   const bool whole_rows = o1 - o0 == upper.oc;
-  const size_t apart = rows_apart(kHalfRows, 64 * columns), of_scales = scales_lead(2 * groups);
+  const size_t apart = rows_apart(kHalfRows, 64 * columns, lead_bytes());
+  const size_t scales_apart = rows_apart(kHalfRows, 2 * groups, kScalesLead);
+  const auto fold = near_rows ? fold_upper<true, Rows> : fold_upper<false, Rows>;
   const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
-  Ahead<Pick> scales_ahead(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
+  Ahead<Pick> first_scales(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
+  first_scales.move(i0, upto(i0 + scales_apart, count));
+  first_scales.fetch(32);
   Ahead<Pick> ahead(upper.data, rb, first, bytes, pick, i0);
   Ahead<Listed> fine_ahead(lower.data, rb, first, bytes, Listed{fine.list}, f0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
     const size_t f = f0, whole = find_fine(pick, c, n, fine, f0, room);
-    if (c == i0) {
-      scales_ahead.move(c, upto(c + of_scales, count));
-      scales_ahead.fetch(32);
-    }
     ahead.move(c, upto(c + lead, count));
     fine_ahead.move(f, f0);
     ahead.fetch(64);
@@ -274,26 +276,26 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
     for (size_t i = 0; i < n; i += kHalfRows) {
       const size_t m = upto(n - i, kHalfRows), quads = (m + 3) / 4;
       ahead.move(c + i + m, upto(c + i + m + lead, count));
-      scales_ahead.move(c + i + m, upto(c + i + m + of_scales, count));
-      scales_ahead.fetch(m * (2 * groups / 64 + 1));
       fine_ahead.fetch(columns * (whole * kHalfRows / n + 1));
       const Columnwise pass{columns, width, odd, i == 0};
       if (m < kHalfRows) {
         const SideBySide of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m);
-        fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);
+        fold_upper<false>(of_scales, of_scales, quads, room.units + i, groups, width, i == 0, room);
         dot_upper_rest(SideBySide(upper.data, rb, first, pick, c + i, m), quads, pass, room);
         continue;
       }
+      const size_t scales_then = c + i + scales_apart + kHalfRows <= count ? c + i + scales_apart : c + i;
       const Rows of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m),
+          next_scales(scales, 2 * upper.groups(), 2 * g0, pick, scales_then, m),
           rows(upper.data, rb, first, pick, c + i, m);
       const size_t later = c + i + apart;
       const Rows following = later + kHalfRows <= count ? Rows(upper.data, rb, first, pick, later, kHalfRows) : rows;
-      fold_upper(of_scales, quads, room.units + i, groups, width, i == 0, room);
+      fold(of_scales, next_scales, quads, room.units + i, groups, width, i == 0, room);
       const auto dot = choose_asking(asking, [&](auto how) {
-        constexpr Asking kHow = decltype(how)::value;
+        using Asked = decltype(how);
         constexpr size_t kQuads = kHalfRows / 4;
-        return whole_rows ? dot_upper<kQuads, kHow, std::is_same_v<Pick, All>, Rows, Pick>
-                          : dot_upper<kQuads, kHow, false, Rows, Pick>;
+        return whole_rows ? dot_upper<kQuads, Asked, std::is_same_v<Pick, All>, Rows, Pick>
+                          : dot_upper<kQuads, Asked, false, Rows, Pick>;
       });
       dot(rows, following, pass, room, ahead);
     }

@@ -306,12 +306,18 @@ struct Kernels {
 // Whether rows that are read next are asked for into the first-level cache, beside those that are being read: where it
 // has 48 KB or more, but on Intel's. It changes no result.
 extern bool near_rows;
-// How fast lines are asked for where a matrix comes from memory: products, one after the other, that two lines wait for
-// the two before. It is found while matrices are read (tempo.h), and changes no result.
-extern int asking_pace;
-constexpr int kFastest = 2, kSlowest = 9;
-constexpr size_t kFromMemory = 4ull << 20;  // bytes of a matrix that is in no cache when its turn comes again
-const Kernels& kernels();                   // the chosen level's table
-const char* level();                        // its name
-const char* const* levels();                // levels this CPU can run, best first, null-terminated
-bool force_level(const char* name);         // false: unknown, or the CPU lacks it
+// How slowly lines are asked for where they come from memory, or may: products, one after the other, that two lines
+// wait for the two before; kFastest: for none. It is found while matrices are read (tempo.h), and changes no result.
+constexpr size_t kMaybeMemory = 1ull << 20;  // bytes of a matrix that may be in no cache when its turn comes again
+constexpr size_t kFromMemory = 4ull << 20;   // and of one that is in none
+constexpr int kFastest = 1, kSlowest = 9;
+enum class Size { small, medium, large };
+inline Size size_of(const Mat& w) {
+  const size_t bytes = w.bytes();
+  return bytes < kMaybeMemory ? Size::small : bytes < kFromMemory ? Size::medium : Size::large;
+}
+extern int asking_paces[3];          // by size; of small ones kFastest
+const Kernels& kernels();            // the chosen level's table
+const char* level();                 // its name
+const char* const* levels();         // levels this CPU can run, best first, null-terminated
+bool force_level(const char* name);  // false: unknown, or the CPU lacks it

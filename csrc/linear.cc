@@ -174,14 +174,13 @@ struct Few {
     for (size_t o = from; add && bias && o < to; ++o) out[o] += bias[o];
   }
   bool to_add_up() const { return channel_parts() > 1 || (add && bias); }
-  size_t channels() const { return sides[0].last - sides[0].first + sides[1].last - sides[1].first; }
-  // Whether its lines are asked for at a pace, and enough of them for a clock to tell how fast they came.
-  bool from_memory() const {
-    const bool paced = near_rows && tokens == 1 && from == 0 && to == w.oc && w.bytes() >= kFromMemory;
-    return paced && channels() * w.channel_bytes() >= kFromMemory / 4;
+  // Of channels in the order they lie, without what is read of lower halves.
+  size_t bytes() const { return (sides[0].last - sides[0].first + sides[1].last - sides[1].first) * w.channel_bytes(); }
+  // Whether its lines are asked for at a pace.
+  bool paced() const {
+    const bool rows = w.quant == Quant::int8 || w.quant == Quant::int4 || w.quant == Quant::upper;
+    return rows && tokens == 1 && from == 0 && to == w.oc && size_of(w) != Size::small;
   }
-  // Matrices of one shape and precision, read whole or by a list, come alike.
-  size_t kind() const { return (w.ic * w.oc * 16 + static_cast<size_t>(w.quant)) * 2 + (sides[0].c.list != nullptr); }
 };
 
 void apply_few(const Few& few) {
@@ -192,11 +191,11 @@ void apply_few(const Few& few) {
   uint8_t* apart = flags.data();  // of this thread, whichever does the work
   const size_t room = few.tokens == 1 ? few.w.oc : matvec_scratch(kSharedTokens);
   std::optional<Reading> reading;
-  if (few.from_memory()) reading.emplace(few.kind(), few.channels() * few.w.channel_bytes());
+  if (few.paced()) reading.emplace(few.w, few.sides[0].c.list != nullptr);
   parallel_runs(few.parts(), [&](size_t part, size_t begun, size_t thread) {
     if (few.part(part, begun, others, scratch(thread, room))) apart[part] = 1;
   });
-  reading.reset();
+  if (reading) reading->done(few.bytes());
   if (!few.to_add_up()) return;
   if (few.tokens == 1) return few.add_up(0, others, apart);
   parallel(few.tokens, [&](size_t t, size_t) { few.add_up(t, others, apart); });
@@ -309,11 +308,14 @@ size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice
   Few few(halves ? halves->upper : w, bias, x, y, add, halves ? &halves->lower : nullptr);
   if (threads() == 2 && w.bytes() < kFromMemory) {  // of more, a thread that is done had better take parts of the other
     float* other = second.get(w.oc);
+    std::optional<Reading> reading;
+    if (few.paced()) reading.emplace(few.w, true);
     parallel_runs(2, [&](size_t side, size_t, size_t thread) {
       const Used own = choice.side(side);
       few.whole_side(few.side(side, own), side == 1, side == 1 ? other : y, scratch(thread, w.oc));
       used[side] = own;
     });
+    if (reading) reading->done(used_bytes(w, used[0], 0, w.oc) + used_bytes(w, used[1], 0, w.oc));
     kernels().add_rows(y, other, 0, 1, w.oc);
     few.add_bias(0);
   } else {

@@ -8,10 +8,9 @@
 namespace ISA {
 
 constexpr size_t kWordRows = 8;  // that are read side by side
-// Wider rows than this are read in parts. Where they are asked for into the first-level cache, in parts of half of it
-// and fewer side by side: what is asked for, what is read and the sums then fit into it together. Elsewhere in parts of
-// 4 KB: the CPU's own prefetcher goes on to the end of a page.
-constexpr size_t kWide = 8192, kWideRows = 4, kWideColumns = 64;
+// Where rows are asked for into the first-level cache, wider ones than this are read in parts of half of it and fewer
+// side by side: what is asked for, what is read and the sums then fit into it together.
+constexpr size_t kWide = 8192, kWideRows = 4;
 
 // What is kept of the token.
 template <class Column>
@@ -25,10 +24,10 @@ struct Room<Column, 1> {
 };
 
 // m channels from the i-th on of a block that starts with the i0-th, as words beside groups [g0, g0 + groups) of their
-// scales: a pair's two in each number.
-template <size_t R, class Column, class Pick>
+// scales: a pair's two in each number. Meanwhile the `next` scales are asked for: of one burst some would be dropped.
+template <size_t R, bool near, class Column, class Pick>
 [[gnu::noinline]] void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t m, size_t g0, size_t groups,
-                                  size_t width, bool fresh, Room<Column, 1>& room) {
+                                  size_t width, bool fresh, const RowsAt<Pick, R>& next, Room<Column, 1>& room) {
   // The lower word of a lane moved up; then the lanes of two vectors in turns.
   const __m512i up = _mm512_broadcast_i32x4(_mm_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13));
   constexpr __mmask64 kUpper = 0xcccccccccccccccc;
@@ -44,6 +43,7 @@ template <size_t R, class Column, class Pick>
     for (size_t h = 0; h < 2; ++h) zero[h] = fresh ? _mm512_setzero_si512() : _mm512_load_si512(room.zero + g + 16 * h);
     for (size_t p = 0; p < pairs; ++p) {
       __m512i even[2], others[2];  // groups, of both channels
+      for (size_t j = 0; j < 2; ++j) __builtin_prefetch(next[2 * p + j] + 2 * g, 0, near ? 3 : 2);
       for (size_t j = 0; j < 2; ++j) {
         const __m512i s = _mm512_maskz_loadu_epi16(k, rows[2 * p + j] + 2 * g);
         const __m512 u = _mm512_set1_ps(unit[2 * p + j]), nearest = _mm512_set1_ps(kNearest);
@@ -103,7 +103,7 @@ struct Columnwise {
 
 // A whole pass of P pairs. in_order: whole rows, one after the other, whose lines are asked for as they lie in memory;
 // else those of the rows that follow are, column by column. Not inlined: what it works with stays in registers.
-template <class Column, size_t P, Asking asking, bool in_order, class Rows, class Pick>
+template <class Column, size_t P, class Asked, bool in_order, class Rows, class Pick>
 [[gnu::noinline]] void dot_pass(const Rows& all, [[maybe_unused]] const Rows& following, const Columnwise& pass,
                                 Room<Column, 1>& room, [[maybe_unused]] Ahead<Pick>& ahead) {
   using Kept = Room<Column, 1>;
@@ -122,7 +122,7 @@ template <class Column, size_t P, Asking asking, bool in_order, class Rows, clas
     columns([&](size_t at) INLINE {
       if (run.left > 2 * P) {
         dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh,
-                                     [&](size_t) INLINE { ask_two<asking>(run.at); });
+                                     [&](size_t) INLINE { ask_two<Asked>(run.at); });
         run.left -= 2 * P;
       } else {
         ahead.go_on(run), ahead.fetch(2 * P), run = ahead.run();
@@ -135,7 +135,7 @@ template <class Column, size_t P, Asking asking, bool in_order, class Rows, clas
     size_t pace = 0;
     columns([&](size_t at) INLINE {
       dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh,
-                                   [&](size_t p) INLINE { ask_pair<asking>(next, p, at, pace); });
+                                   [&](size_t p) INLINE { ask_pair<Asked>(next, p, at, pace); });
     });
   }
 }
@@ -172,21 +172,21 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
-  const bool in_parts =
-      !whole && R == kWideRows;  // of wide rows: the scales of a block are asked for in the block before
-  const size_t apart = rows_apart(R, 64 * columns), of_scales = scales_lead(2 * groups);
-  Ahead<Pick> scales_ahead(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
+  const size_t apart = rows_apart(R, 64 * columns, lead_bytes()), scales_apart = rows_apart(R, 2 * groups, kScalesLead);
+  // What is read so many rows after the i-th: of this panel, or of what follows it. Where R rows are not left, the
+  // i-th.
+  const auto after = [&](size_t i, size_t rows) {
+    const Then later = i + rows < i1 ? Then{o0, i + rows} : Then{then.o, then.i + (i + rows - i1)};
+    return later.i + R <= count ? later : Then{o0, i};
+  };
+  const auto fold = near_rows ? fold_pairs<R, true, Column, Pick> : fold_pairs<R, false, Column, Pick>;
+  const auto* scales = reinterpret_cast<const uint8_t*>(w.scales);
+  Ahead<Pick> first_scales(scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
+  first_scales.move(i0, upto(i0 + scales_apart, count));
+  first_scales.fetch(32);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
   for (size_t c = i0; c < i1; c += kFold) {
-    const size_t n = upto(i1 - c, kFold), after = c + n < i1 ? c + n : then.i;
-    if (in_parts) {
-      if (c + n == i1 && then.o != o0)
-        scales_ahead = {w.scales, 2 * w.groups(), 2 * (then.o / Column::kGroup), 2 * groups, pick, then.i};
-      scales_ahead.move(after, upto(after + kFold, count));
-    } else if (c == i0) {
-      scales_ahead.move(c, upto(c + of_scales, count));
-      scales_ahead.fetch(32);
-    }
+    const size_t n = upto(i1 - c, kFold);
     ahead.move(c, upto(c + lead, count));
     ahead.fetch(64);
     if (!find_units(w, pick, token.x, c, n, room.units, room.step)) {
@@ -197,24 +197,22 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
     for (size_t i = 0; i < n; i += R) {
       const size_t m = upto(n - i, R), next = c + i + m;
       ahead.move(next, upto(next + lead, count));
-      if (!in_parts) scales_ahead.move(next, upto(next + of_scales, count));
-      scales_ahead.fetch(m * (2 * groups / 64 + 1));
-      fold_pairs<R>(w, pick, c, i, m, g0, groups, width, i == 0, room);
+      const Then scales_then = after(c + i, scales_apart);
+      const Rows next_scales(scales, 2 * w.groups(), 2 * scales_then.o / Column::kGroup, pick, scales_then.i, m);
+      fold(w, pick, c, i, m, g0, groups, width, i == 0, next_scales, room);
       const Rows rows(w.data, rb, first, pick, c + i, m);
       const Columnwise pass{columns, width, half, i == 0};
       if (m < R) {
         dot_rest(rows, (m + 1) / 2, pass, room);
         continue;
       }
-      const bool here = c + i + apart < i1;
-      const size_t later = here ? c + i + apart : then.i + (c + i + apart - i1);
-      const size_t from = here ? first : then.o * 64 / Column::kOutputs;
-      const Rows following = later + R <= count ? Rows(w.data, rb, from, pick, later, R) : rows;
+      const Then rows_then = after(c + i, apart);
+      const Rows following(w.data, rb, rows_then.o * 64 / Column::kOutputs, pick, rows_then.i, R);
       const auto dot = choose_asking(asking, [&](auto how) {
-        constexpr Asking kHow = decltype(how)::value;
+        using Asked = decltype(how);
         constexpr size_t kPairs = R / 2;
-        return whole ? dot_pass<Column, kPairs, kHow, std::is_same_v<Pick, All>, Rows, Pick>
-                     : dot_pass<Column, kPairs, kHow, false, Rows, Pick>;
+        return whole ? dot_pass<Column, kPairs, Asked, std::is_same_v<Pick, All>, Rows, Pick>
+                     : dot_pass<Column, kPairs, Asked, false, Rows, Pick>;
       });
       dot(rows, following, pass, room, ahead);
     }
@@ -227,12 +225,12 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
 template <class Column, class Pick>
 void panel_bytes(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
                  size_t i1, Room<Column, 1>& room) {
-  if (o1 - o0 <= kWide) return panel_words<kWordRows>(w, pick, count, token, o0, o1, i0, i1, {o0, i1}, room);
-  const size_t outputs = near_rows ? kWide / 2 : kWideColumns * Column::kOutputs;
-  for (size_t o = o0; o < o1; o += outputs) {
-    const Then then = o + outputs < o1 ? Then{o + outputs, i0} : Then{o0, i1};
-    const auto part = near_rows ? panel_words<kWideRows, Column, Pick> : panel_words<kWordRows, Column, Pick>;
-    part(w, pick, count, token, o, upto(o1, o + outputs), i0, i1, then, room);
+  if (o1 - o0 <= kWide || !near_rows)
+    return panel_words<kWordRows>(w, pick, count, token, o0, o1, i0, i1, {o0, i1}, room);
+  constexpr size_t kPart = kWide / 2;
+  for (size_t o = o0; o < o1; o += kPart) {
+    const Then then = o + kPart < o1 ? Then{o + kPart, i0} : Then{o0, i1};
+    panel_words<kWideRows>(w, pick, count, token, o, upto(o1, o + kPart), i0, i1, then, room);
   }
 }
 

@@ -22,9 +22,15 @@ NB_MODULE(_core, m) {
       nb::arg("name"));
   m.def("near_rows", [] { return near_rows; }, "Whether rows are asked for into the first-level cache");
   m.def("set_near_rows", [](bool near) { near_rows = near; }, nb::arg("near"));
-  m.def("asking_pace", [] { return asking_pace; }, "How slowly lines from memory are asked for");
+  m.def(
+      "asking_paces",
+      [] {
+        return std::make_pair(asking_paces[static_cast<size_t>(Size::medium)],
+                              asking_paces[static_cast<size_t>(Size::large)]);
+      },
+      "How slowly lines of medium and of large matrices are asked for");
   nb::class_<Tempo>(m, "Tempo", "Finds the pace at which lines from memory are asked for")
-      .def(nb::init<>())
+      .def(nb::init<int>(), nb::arg("first"))
       .def_ro_static("fastest", &kFastest)
       .def_ro_static("slowest", &kSlowest)
       .def_prop_ro("usual", &Tempo::usual)
@@ -36,8 +42,8 @@ NB_MODULE(_core, m) {
           },
           "The pace of the next reading, and on which side of the usual one it lies")
       .def(
-          "note", [](Tempo& t, int pace, int side, size_t kind, double cost) { t.note({pace, side}, kind, cost); },
-          nb::arg("pace"), nb::arg("side"), nb::arg("kind"), nb::arg("cost"), "What that reading took");
+          "note", [](Tempo& t, int pace, int side, size_t place, double cost) { t.note({pace, side}, place, cost); },
+          nb::arg("pace"), nb::arg("side"), nb::arg("place"), nb::arg("cost"), "What that reading took");
   m.def("threads", [] { return threads(); });
   m.def(
       "set_threads",

@@ -22,13 +22,13 @@ def near_rows() -> bool:
 
 def set_near_rows(near: bool) -> None: ...
 
-def asking_pace() -> int:
-    """How slowly lines from memory are asked for"""
+def asking_paces() -> tuple[int, int]:
+    """How slowly lines of medium and of large matrices are asked for"""
 
 class Tempo:
     """Finds the pace at which lines from memory are asked for"""
 
-    def __init__(self) -> None: ...
+    def __init__(self, first: int) -> None: ...
 
     fastest: Final[int] = ...
     """(arg: object, /) -> int"""
@@ -44,7 +44,7 @@ class Tempo:
         The pace of the next reading, and on which side of the usual one it lies
         """
 
-    def note(self, pace: int, side: int, kind: int, cost: float) -> None:
+    def note(self, pace: int, side: int, place: int, cost: float) -> None:
         """What that reading took"""
 
 def threads() -> int: ...

@@ -1,4 +1,4 @@
-"""How rows are asked for ahead of being read changes no bit: into which cache, and for large matrices at which pace."""
+"""How rows are asked for ahead of being read changes no bit: into which cache, and at which pace."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from kernels.test_linear_some import matrix, some
 
 from ralo import _core
 
-SMALL, LARGE = (300, 640), (1044, 8192)  # of the large one weights come from memory, 4 MB and more at int4 too
+SMALL, MEDIUM = (300, 640), (1044, 4096)
+LARGE, WIDE = (1044, 8192), (600, 16384)  # of the large ones weights come from memory, 4 MB and more at int4 too
 QUANTS = ("f32", "int8", "int4")
+READINGS = 3  # some at another pace than the usual one
 
 
 @pytest.fixture
-def near() -> Iterator[bool]:
+def usual() -> Iterator[None]:
     before = _core.near_rows()
-    yield before
+    yield
     _core.set_near_rows(before)
 
 
@@ -38,15 +40,16 @@ def results(quant: str, shape: tuple[int, int]) -> list[np.ndarray]:
     return out
 
 
-@pytest.mark.parametrize("shape", [SMALL, LARGE], ids=str)
+@pytest.mark.parametrize("shape", [SMALL, MEDIUM, LARGE, WIDE], ids=str)
 @pytest.mark.parametrize("quant", QUANTS)
-def test_either_cache_gives_the_same_bits(level, near, quant, shape):
+def test_every_way_gives_the_same_bits(level, usual, quant, shape):
     found = []
     for nearer in (True, False):
         _core.set_near_rows(nearer)
         assert _core.near_rows() is nearer
-        found.append(results(quant, shape))
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+        found += [results(quant, shape) for _ in range(READINGS)]
+    for other in found[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
     check(quant, shape, 1, found[0][0][None], False, False)
 
 
