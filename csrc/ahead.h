@@ -53,6 +53,15 @@ struct RowsAt<All, N> {
     }
   };
 };
+// Rows that lie anywhere, pair after pair. Where their addresses are is hidden from the compiler, which would keep all
+// of them in registers, of which there are too few, and so in vector registers.
+struct WalkOfAddresses {
+  const uint8_t* const* row;
+  size_t at;
+  WalkOfAddresses(const uint8_t* const* row_, size_t at_) : row(row_), at(at_) { asm("" : "+r"(row)); }
+  const uint8_t* operator[](size_t r) const { return row[r] + at; }
+  void go_on() { row += 2; }
+};
 template <size_t N>
 struct RowsAt<Listed, N> {
   const uint8_t* row[N];
@@ -61,16 +70,12 @@ struct RowsAt<Listed, N> {
     if (n % 2 != 0 && n < N) row[n] = row[n - 1];  // whole pairs; what it is multiplied by is zero
   }
   const uint8_t* operator[](size_t r) const { return row[r]; }
-  struct Walk {
-    const uint8_t* const* row;
-    size_t at;
-    Walk(const RowsAt& rows, size_t at_) : row(rows.row), at(at_) {}
-    const uint8_t* operator[](size_t r) const { return row[r] + at; }
-    void go_on() { row += 2; }
+  struct Walk : WalkOfAddresses {
+    Walk(const RowsAt& rows, size_t at) : WalkOfAddresses(rows.row, at) {}
   };
 };
 
-// Bytes of rows that are asked for beyond the next ones.
+// Bytes of rows that follow each other which are asked for beyond the next ones.
 inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 
 // Of rows that are read `together` and asked for column by column, `lead` bytes and more before they are read: how many
@@ -80,8 +85,9 @@ inline size_t rows_apart(size_t together, size_t row_bytes, size_t lead) {
   return together * ((lead + pass - 1) / pass);
 }
 
-// Bytes by which scales are asked for ahead: much further and they are thrown out again before they are read.
-constexpr size_t kScalesLead = 4 << 10;
+// Bytes by which rows of a list are asked for ahead; as many at its beginning nobody has asked for. And scales: much
+// further and they are thrown out again before they are read.
+constexpr size_t kListLead = 8 << 10, kScalesLead = 4 << 10;
 
 // Brings rows that are read next into the cache, line by line in the order they lie in memory: while some are read, the
 // following ones arrive. The CPU drops prefetches that come too fast, so as many are asked for as are read, and a head

@@ -45,14 +45,15 @@ INLINE inline void ask_two(const uint8_t*& at) {
   ask_line<Asked>(at), ask_line<Asked>(at + 64);
   at += 128;
 }
-// The p-th pair of rows, the line `at` bytes into each. pace: zero, and stays so.
-template <class Asked, class Rows>
-INLINE inline void ask_pair(const Rows& rows, size_t p, size_t at, size_t& pace) {
+// The next pair of rows, a line of each. pace: zero, and stays so.
+template <class Asked, class Walk>
+INLINE inline void ask_pair(Walk& rows, size_t& pace) {
   keep_pace<Asked>(pace);
-  ask_line<Asked>(rows[2 * p] + at + pace), ask_line<Asked>(rows[2 * p + 1] + at + pace);
+  ask_line<Asked>(rows[0] + pace), ask_line<Asked>(rows[1] + pace);
+  rows.go_on();
 }
 struct AskNothing {
-  void operator()(size_t) const {}
+  void operator()() const {}
 };
 
 }  // namespace ISA

@@ -29,6 +29,9 @@ struct SideBySide {
     for (size_t r = 0; r < kPass; ++r) row[r] = data + pick(i + upto(r, n - 1)) * stride + first;
   }
   const uint8_t* operator[](size_t r) const { return row[r]; }
+  struct Walk : WalkOfAddresses {
+    Walk(const SideBySide& rows, size_t at) : WalkOfAddresses(rows.row, at) {}
+  };
 };
 
 // A pass of n channels from the i-th on beside groups of scales as words, cut into high bytes, rounded, and low ones.
@@ -88,20 +91,28 @@ INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, 
   const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xf0)), none = _mm512_setzero_si512();
   __m512i *sums = room.sums + 8 * col, a[2][4];
   each<8>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
-  const auto add = [&](size_t q) INLINE {
-    ask(2 * q);
-    const Quad w = interleave<half>(rows, 4 * q, 64 * col);
-    ask(2 * q + 1);
-    const __m512i x = UpperColumn::spread(room.bytes + q * width + 2 * col);
+  typename Rows::Walk walk(rows, 64 * col);
+  const int32_t* bytes = room.bytes + 2 * col;
+  const auto add = [&]() INLINE {
+    ask();
+    const __m512i r0 = load_column<half>(walk[0]), r1 = load_column<half>(walk[1]);
+    walk.go_on();
+    ask();
+    const __m512i r2 = load_column<half>(walk[0]), r3 = load_column<half>(walk[1]);
+    walk.go_on();
+    const Quad w = interleaved(r0, r1, r2, r3);
+    const __m512i x = UpperColumn::spread(bytes);
+    bytes += width;
+    asm("" : "+r"(bytes));
     each<4>([&](auto m) INLINE {
       dot_bytes(a[0][m], w.v[m], x);
       dot_bytes(a[1][m], _mm512_and_si512(w.v[m], mask), x);
     });
   };
   if constexpr (Q > 0)
-    each<Q>([&](auto q) INLINE { add(q); });
+    each<Q>([&](auto) INLINE { add(); });
   else
-    for (size_t q = 0; q < quads; ++q) add(q);
+    for (size_t q = 0; q < quads; ++q) add();
   each<8>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
@@ -116,7 +127,7 @@ template <size_t Q, class Asked, bool in_order, class Rows, class Pick>
     auto run = ahead.run();
     for (size_t col = 0; col < whole; ++col) {
       if (run.left > 4 * Q) {
-        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&](size_t) INLINE { ask_two<Asked>(run.at); });
+        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&]() INLINE { ask_two<Asked>(run.at); });
         run.left -= 4 * Q;
       } else {
         ahead.go_on(run), ahead.fetch(4 * Q), run = ahead.run();
@@ -125,11 +136,11 @@ template <size_t Q, class Asked, bool in_order, class Rows, class Pick>
     }
     ahead.go_on(run);
   } else {
-    const Rows next = following;
     size_t pace = 0;
-    for (size_t col = 0; col < whole; ++col)
-      dot_upper_column<false, Q>(rows, Q, col, width, fresh, room,
-                                 [&](size_t p) INLINE { ask_pair<Asked>(next, p, 64 * col, pace); });
+    for (size_t col = 0; col < whole; ++col) {
+      typename Rows::Walk next(following, 64 * col);
+      dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&]() INLINE { ask_pair<Asked>(next, pace); });
+    }
   }
   if (pass.half) dot_upper_column<true, Q>(rows, Q, whole, width, fresh, room, AskNothing());
 }
@@ -250,7 +261,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   const bool odd = groups % 2 != 0;  // the last column is half a one
   const Asking asking = asking_for(upper);
   const bool whole_rows = o1 - o0 == upper.oc;
-  const size_t apart = rows_apart(kHalfRows, 64 * columns, lead_bytes());
+  const size_t apart = rows_apart(kHalfRows, 64 * columns, kListLead);
   const size_t scales_apart = rows_apart(kHalfRows, 2 * groups, kScalesLead);
   const auto fold = near_rows ? fold_upper<true, Rows> : fold_upper<false, Rows>;
   const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);

@@ -117,18 +117,22 @@ void fold_quads(const uint16_t* scales, size_t stride, Pick pick, size_t i0, siz
   }
 }
 
-// half: of a column that a row ends in the middle of, only what it has.
-template <bool half = false, class Rows>
-inline Quad interleave(const Rows& rows, size_t r, size_t at) {
-  const auto load = [&](size_t j) INLINE {
-    if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, rows[r + j] + at);
-    return _mm512_loadu_si512(rows[r + j] + at);
-  };
-  const __m512i a = load(0), b = load(1), c = load(2), d = load(3);
+// A column of a row; half: of one that the row ends in the middle of, only what it has.
+template <bool half>
+INLINE inline __m512i load_column(const uint8_t* row) {
+  if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, row);
+  return _mm512_loadu_si512(row);
+}
+INLINE inline Quad interleaved(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i ab = _mm512_unpacklo_epi8(a, b), AB = _mm512_unpackhi_epi8(a, b);
   const __m512i cd = _mm512_unpacklo_epi8(c, d), CD = _mm512_unpackhi_epi8(c, d);
   return {{_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd), _mm512_unpacklo_epi16(AB, CD),
            _mm512_unpackhi_epi16(AB, CD)}};
+}
+template <bool half = false, class Rows>
+inline Quad interleave(const Rows& rows, size_t r, size_t at) {
+  const auto load = [&](size_t j) INLINE { return load_column<half>(rows[r + j] + at); };
+  return interleaved(load(0), load(1), load(2), load(3));
 }
 // v[m] lane L -> out[L]: 16 outputs in their order.
 inline void in_order(const __m512* v, __m512* out) {

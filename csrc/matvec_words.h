@@ -65,7 +65,7 @@ template <size_t R, bool near, class Column, class Pick>
 }
 
 // P pairs of rows, one column, onto its sums; P = 0: as many as there are. half: only what a row has of the column.
-// ask(p): what is asked for beside a pair.
+// ask(): what is asked for beside a pair.
 template <class Column, bool half, size_t P, class Rows, class Ask>
 INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const int32_t* x, size_t width, __m512i* sums,
                               bool fresh, Ask&& ask) {
@@ -73,13 +73,9 @@ INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const i
   __m512i a[Column::kSums][4];
   each<Column::kSums * 4>([&](auto i) INLINE { a[i / 4][i % 4] = fresh ? none : _mm512_load_si512(sums + i); });
   typename Rows::Walk walk(rows, at);
-  const auto add = [&](size_t p) INLINE {
-    ask(p);
-    const auto load = [&](size_t r) INLINE {
-      if constexpr (half) return _mm512_maskz_loadu_epi8(0xffffffff, walk[r]);
-      return _mm512_loadu_si512(walk[r]);
-    };
-    const __m512i u = load(0), v = load(1);
+  const auto add = [&]() INLINE {
+    ask();
+    const __m512i u = load_column<half>(walk[0]), v = load_column<half>(walk[1]);
     const __m512i lo = _mm512_unpacklo_epi8(u, v), hi = _mm512_unpackhi_epi8(u, v);
     const Quad words{{_mm512_unpacklo_epi8(lo, none), _mm512_unpackhi_epi8(lo, none), _mm512_unpacklo_epi8(hi, none),
                       _mm512_unpackhi_epi8(hi, none)}};
@@ -89,9 +85,9 @@ INLINE inline void dot_column(const Rows& rows, size_t pairs, size_t at, const i
     asm("" : "+r"(x));
   };
   if constexpr (P > 0)
-    each<P>([&](auto p) INLINE { add(p); });
+    each<P>([&](auto) INLINE { add(); });
   else
-    for (size_t p = 0; p < pairs; ++p) add(p);
+    for (size_t p = 0; p < pairs; ++p) add();
   each<Column::kSums * 4>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
@@ -121,8 +117,7 @@ template <class Column, size_t P, class Asked, bool in_order, class Rows, class 
     auto run = ahead.run();
     columns([&](size_t at) INLINE {
       if (run.left > 2 * P) {
-        dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh,
-                                     [&](size_t) INLINE { ask_two<Asked>(run.at); });
+        dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh, [&]() INLINE { ask_two<Asked>(run.at); });
         run.left -= 2 * P;
       } else {
         ahead.go_on(run), ahead.fetch(2 * P), run = ahead.run();
@@ -131,11 +126,10 @@ template <class Column, size_t P, class Asked, bool in_order, class Rows, class 
     });
     ahead.go_on(run);
   } else {
-    const Rows next = following;
     size_t pace = 0;
     columns([&](size_t at) INLINE {
-      dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh,
-                                   [&](size_t p) INLINE { ask_pair<Asked>(next, p, at, pace); });
+      typename Rows::Walk next(following, at);
+      dot_column<Column, false, P>(rows, P, at, x, width, sums, fresh, [&]() INLINE { ask_pair<Asked>(next, pace); });
     });
   }
 }
@@ -172,7 +166,7 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const bool half = groups < columns * Kept::kGroupsOf;
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
-  const size_t apart = rows_apart(R, 64 * columns, lead_bytes()), scales_apart = rows_apart(R, 2 * groups, kScalesLead);
+  const size_t apart = rows_apart(R, 64 * columns, kListLead), scales_apart = rows_apart(R, 2 * groups, kScalesLead);
   // What is read so many rows after the i-th: of this panel, or of what follows it. Where R rows are not left, the
   // i-th.
   const auto after = [&](size_t i, size_t rows) {
