@@ -75,6 +75,67 @@ struct RowsAt<Listed, N> {
   };
 };
 
+// Rows in the order they are read: up to the end-th channel's, and then those from the then-th on of `count` in all. N
+// side by side at any place in that order, up to kFarthest after those that are read. Where the order ends they may be
+// none of the matrix: they are only asked for.
+constexpr size_t kFarthest = 128;
+template <class Pick, size_t N>
+class InOrder;
+template <size_t N>
+class InOrder<All, N> {
+ public:
+  using Rows = RowsAt<All, N>;
+  InOrder(const void* data, size_t stride, All, size_t end, size_t then, size_t)
+      : data_(static_cast<const uint8_t*>(data)), stride_(stride), end_(end), then_(then) {}
+  void find(size_t, size_t) {}
+  Rows at(size_t i, size_t first) const {
+    return Rows(data_, stride_, first, All(), i < end_ ? i : then_ + (i - end_), N);
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t stride_, end_, then_;
+};
+// Of a list they are found for many channels at once: for each by itself it takes as long as some of the products.
+struct FoundRows {
+  const uint8_t* const* row;
+  size_t first;
+  const uint8_t* operator[](size_t r) const { return row[r] + first; }
+  struct Walk : WalkOfAddresses {
+    Walk(const FoundRows& rows, size_t at) : WalkOfAddresses(rows.row, rows.first + at) {}
+  };
+};
+template <size_t N>
+class InOrder<Listed, N> {
+ public:
+  using Rows = FoundRows;
+  InOrder(const void* data, size_t stride, Listed pick, size_t end, size_t then, size_t count)
+      : data_(static_cast<const uint8_t*>(data)),
+        stride_(stride),
+        list_(pick.list),
+        end_(end),
+        then_(then),
+        count_(count) {}
+  // Before at(i) for i in [from, from + n) and up to kFarthest after those: n <= kMost.
+  void find(size_t from, size_t n) {
+    n += kFarthest + N;
+    const size_t here = upto(end_ - from, n), later = upto(count_ > then_ ? count_ - then_ : 0, n - here);
+    for (size_t j = 0; j < here; ++j) row_[j] = data_ + list_[from + j] * stride_;
+    for (size_t j = 0; j < later; ++j) row_[here + j] = data_ + list_[then_ + j] * stride_;
+    for (size_t j = here + later; j < n; ++j) row_[j] = row_[j - 1];
+    from_ = from;
+  }
+  Rows at(size_t i, size_t first) const { return {row_ + (i - from_), first}; }
+
+ private:
+  static constexpr size_t kMost = 256;
+  const uint8_t* data_;
+  size_t stride_;
+  const uint32_t* list_;
+  size_t end_, then_, count_, from_ = 0;
+  const uint8_t* row_[kMost + kFarthest + N];
+};
+
 // Bytes of rows that follow each other which are asked for beyond the next ones.
 inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 
@@ -82,7 +143,7 @@ inline size_t lead_bytes() { return near_rows ? 8 << 10 : 32 << 10; }
 // rows ahead. Short ones by several passes.
 inline size_t rows_apart(size_t together, size_t row_bytes, size_t lead) {
   const size_t pass = together * row_bytes;
-  return together * ((lead + pass - 1) / pass);
+  return upto(together * ((lead + pass - 1) / pass), kFarthest);
 }
 
 // Bytes by which rows of a list are asked for ahead; as many at its beginning nobody has asked for. And scales: much

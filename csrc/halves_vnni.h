@@ -254,7 +254,7 @@ template <class Pick>
 template <class Pick>
 void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, const Channels& fine, const float* x,
                   float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room, float* xs) {
-  using Rows = RowsAt<Pick, kHalfRows>;
+  using Rows = typename InOrder<Pick, kHalfRows>::Rows;
   const size_t rb = upper.row_bytes(), first = o0 / 2, columns = (o1 - o0 + 127) / 128;
   const size_t g0 = o0 / kGroupInt8, groups = (o1 - o0) / kGroupInt8, width = (2 * columns + 15) / 16 * 16;
   const size_t bytes = (o1 - o0) / 2, lead = kHalfRows + lead_bytes() / (64 * columns);
@@ -270,6 +270,8 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
   first_scales.move(i0, upto(i0 + scales_apart, count));
   first_scales.fetch(32);
   Ahead<Pick> ahead(upper.data, rb, first, bytes, pick, i0);
+  InOrder<Pick, kHalfRows> rows_of(upper.data, rb, pick, i1, i1, count);
+  InOrder<Pick, kHalfRows> scales_of(upper.scales, 2 * upper.groups(), pick, i1, i1, count);
   Ahead<Listed> fine_ahead(lower.data, rb, first, bytes, Listed{fine.list}, f0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
@@ -284,6 +286,7 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
       panel<LowerRow>(lower, Listed{room.fine}, whole, token, o0, o1, 0, whole, xs);
       continue;
     }
+    rows_of.find(c, n), scales_of.find(c, n);
     for (size_t i = 0; i < n; i += kHalfRows) {
       const size_t m = upto(n - i, kHalfRows), quads = (m + 3) / 4;
       ahead.move(c + i + m, upto(c + i + m + lead, count));
@@ -295,13 +298,9 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
         dot_upper_rest(SideBySide(upper.data, rb, first, pick, c + i, m), quads, pass, room);
         continue;
       }
-      const size_t scales_then = c + i + scales_apart + kHalfRows <= count ? c + i + scales_apart : c + i;
-      const Rows of_scales(scales, 2 * upper.groups(), 2 * g0, pick, c + i, m),
-          next_scales(scales, 2 * upper.groups(), 2 * g0, pick, scales_then, m),
-          rows(upper.data, rb, first, pick, c + i, m);
-      const size_t later = c + i + apart;
-      const Rows following = later + kHalfRows <= count ? Rows(upper.data, rb, first, pick, later, kHalfRows) : rows;
-      fold(of_scales, next_scales, quads, room.units + i, groups, width, i == 0, room);
+      const Rows rows = rows_of.at(c + i, first), following = rows_of.at(c + i + apart, first);
+      fold(scales_of.at(c + i, 2 * g0), scales_of.at(c + i + scales_apart, 2 * g0), quads, room.units + i, groups,
+           width, i == 0, room);
       const auto dot = choose_asking(asking, [&](auto how) {
         using Asked = decltype(how);
         constexpr size_t kQuads = kHalfRows / 4;

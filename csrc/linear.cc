@@ -398,6 +398,16 @@ size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const fl
   return bytes;
 }
 
+size_t row_dots(const Mat& w, const uint32_t* list, size_t count, const float* x, float* y) {
+  constexpr size_t kTask = 8 << 10;  // bytes worth handing to a thread
+  const size_t bytes = count * w.channel_bytes(), tasks = std::min(threads(), bytes / kTask + 1);
+  parallel(tasks, [&](size_t task, size_t) {
+    const size_t i0 = count * task / tasks, i1 = count * (task + 1) / tasks;
+    kernels().row_dots(w, list + i0, i1 - i0, x, y);
+  });
+  return bytes;
+}
+
 decltype(Kernels::matvec_f32) matvec_kernel(Quant q) { return table(q).matvec; }
 decltype(Kernels::neurons_f32) neurons_kernel(Quant q) { return table(q).neurons; }
 decltype(Kernels::neuron_range_f32) neuron_range_kernel(Quant q) { return table(q).neuron_range; }

@@ -51,6 +51,8 @@ size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, 
 // y[j] = sum of x[i] W[i][j], x (d), for the neurons j of an ascending list, nothing else of y is written;
 // list null: all of them.
 size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* y);
+// y[i] = x . row i of int8 weights, x (w.oc), for the i of an ascending list, nothing else of y is written.
+size_t row_dots(const Mat& w, const uint32_t* list, size_t count, const float* x, float* y);
 // The kernels behind apply_some and neurons, for a task that has several things to do with the outputs it owns.
 decltype(Kernels::matvec_f32) matvec_kernel(Quant q);
 decltype(Kernels::neurons_f32) neurons_kernel(Quant q);

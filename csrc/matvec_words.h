@@ -23,20 +23,17 @@ struct Room<Column, 1> {
   float units[kFold + 1], step, xs[kPass * kGroups];
 };
 
-// m channels from the i-th on of a block that starts with the i0-th, as words beside groups [g0, g0 + groups) of their
-// scales: a pair's two in each number. Meanwhile the `next` scales are asked for: of one burst some would be dropped.
-template <size_t R, bool near, class Column, class Pick>
-[[gnu::noinline]] void fold_pairs(const Mat& w, Pick pick, size_t i0, size_t i, size_t m, size_t g0, size_t groups,
-                                  size_t width, bool fresh, const RowsAt<Pick, R>& next, Room<Column, 1>& room) {
+// Pairs of channels as words beside `groups` of their scales: a pair's two in each number. Meanwhile the `next` scales
+// are asked for: of one burst some would be dropped.
+template <bool near, class Column, class Rows>
+[[gnu::noinline]] void fold_pairs(const Rows& rows, const Rows& next, size_t pairs, const float* unit, size_t groups,
+                                  size_t width, bool fresh, Room<Column, 1>& room) {
   // The lower word of a lane moved up; then the lanes of two vectors in turns.
   const __m512i up = _mm512_broadcast_i32x4(_mm_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13));
   constexpr __mmask64 kUpper = 0xcccccccccccccccc;
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xffff0000)), ones = _mm512_set1_epi16(1);
-  const RowsAt<Pick, R> rows(reinterpret_cast<const uint8_t*>(w.scales), 2 * w.groups(), 2 * g0, pick, i0 + i, m);
-  const size_t pairs = (m + 1) / 2;
-  const float* unit = room.units + i;
   for (size_t g = 0; g < groups; g += 32) {
     const __mmask32 k = groups - g >= 32 ? 0xffffffff : (1u << (groups - g)) - 1;
     __m512i zero[2];
@@ -159,7 +156,7 @@ template <size_t R, class Column, class Pick>
 void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, size_t o0, size_t o1, size_t i0,
                  size_t i1, const Then& then, Room<Column, 1>& room) {
   using Kept = Room<Column, 1>;
-  using Rows = RowsAt<Pick, R>;
+  using Rows = typename InOrder<Pick, R>::Rows;
   const size_t rb = w.row_bytes(), columns = (o1 - o0 + Column::kOutputs - 1) / Column::kOutputs;
   const size_t first = o0 * 64 / Column::kOutputs, g0 = o0 / Column::kGroup, groups = (o1 - o0) / Column::kGroup;
   const size_t width = (groups + 31) / 32 * 32, lead = R + lead_bytes() / (64 * columns);  // rows
@@ -167,18 +164,16 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
   const Asking asking = asking_for(w);
   const bool whole = o1 - o0 == w.oc;
   const size_t apart = rows_apart(R, 64 * columns, kListLead), scales_apart = rows_apart(R, 2 * groups, kScalesLead);
-  // What is read so many rows after the i-th: of this panel, or of what follows it. Where R rows are not left, the
-  // i-th.
-  const auto after = [&](size_t i, size_t rows) {
-    const Then later = i + rows < i1 ? Then{o0, i + rows} : Then{then.o, then.i + (i + rows - i1)};
-    return later.i + R <= count ? later : Then{o0, i};
-  };
-  const auto fold = near_rows ? fold_pairs<R, true, Column, Pick> : fold_pairs<R, false, Column, Pick>;
-  const auto* scales = reinterpret_cast<const uint8_t*>(w.scales);
-  Ahead<Pick> first_scales(scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
+  // Where in a row lies what is read so many rows after the i-th: of this panel, or of what follows it.
+  const auto then_if = [&](size_t i, size_t here, size_t later) { return i < i1 ? here : later; };
+  const size_t first_then = then.o * 64 / Column::kOutputs, g_then = then.o / Column::kGroup;
+  const auto fold = near_rows ? fold_pairs<true, Column, Rows> : fold_pairs<false, Column, Rows>;
+  Ahead<Pick> first_scales(w.scales, 2 * w.groups(), 2 * g0, 2 * groups, pick, i0);
   first_scales.move(i0, upto(i0 + scales_apart, count));
   first_scales.fetch(32);
   Ahead<Pick> ahead(w.data, rb, first, 64 * columns - 32 * half, pick, i0);
+  InOrder<Pick, R> rows_of(w.data, rb, pick, i1, then.i, count);
+  InOrder<Pick, R> scales_of(w.scales, 2 * w.groups(), pick, i1, then.i, count);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
     ahead.move(c, upto(c + lead, count));
@@ -188,27 +183,25 @@ void panel_words(const Mat& w, Pick pick, size_t count, const Tokens<1>& token, 
       continue;
     }
     if (n % 2 != 0) room.units[n] = 0.f;
-    for (size_t i = 0; i < n; i += R) {
-      const size_t m = upto(n - i, R), next = c + i + m;
+    rows_of.find(c, n), scales_of.find(c, n);
+    for (size_t i = c; i < c + n; i += R) {
+      const size_t m = upto(c + n - i, R), next = i + m, soon = i + apart, scales_soon = i + scales_apart;
       ahead.move(next, upto(next + lead, count));
-      const Then scales_then = after(c + i, scales_apart);
-      const Rows next_scales(scales, 2 * w.groups(), 2 * scales_then.o / Column::kGroup, pick, scales_then.i, m);
-      fold(w, pick, c, i, m, g0, groups, width, i == 0, next_scales, room);
-      const Rows rows(w.data, rb, first, pick, c + i, m);
-      const Columnwise pass{columns, width, half, i == 0};
+      fold(scales_of.at(i, 2 * g0), scales_of.at(scales_soon, 2 * then_if(scales_soon, g0, g_then)), (m + 1) / 2,
+           room.units + (i - c), groups, width, i == c, room);
+      const Rows rows = rows_of.at(i, first);
+      const Columnwise pass{columns, width, half, i == c};
       if (m < R) {
         dot_rest(rows, (m + 1) / 2, pass, room);
         continue;
       }
-      const Then rows_then = after(c + i, apart);
-      const Rows following(w.data, rb, rows_then.o * 64 / Column::kOutputs, pick, rows_then.i, R);
       const auto dot = choose_asking(asking, [&](auto how) {
         using Asked = decltype(how);
         constexpr size_t kPairs = R / 2;
         return whole ? dot_pass<Column, kPairs, Asked, std::is_same_v<Pick, All>, Rows, Pick>
                      : dot_pass<Column, kPairs, Asked, false, Rows, Pick>;
       });
-      dot(rows, following, pass, room, ahead);
+      dot(rows, rows_of.at(soon, then_if(soon, first, first_then)), pass, room, ahead);
     }
     for (size_t col = 0; col < columns; ++col)
       Column::flush(room.sums + col * Kept::kVectors, room.zero + col * Kept::kGroupsOf, room.step,

@@ -7,7 +7,7 @@
 #include "attend.h"
 #include "linear.h"
 
-enum Place { kQkv, kO, kUp, kDown, kAttend, kMlp, kPlaces };
+enum Place { kQkv, kO, kUp, kDown, kAttend, kMlp, kHead, kPlaces };  // kHead: above the last layer
 
 // What a mode remembers of one text at one place.
 struct State {

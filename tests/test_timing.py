@@ -13,7 +13,7 @@ from ralo import KWTA, timing
 from ralo.calibrate import calibrate
 from ralo.modes import Mix
 from ralo.modes.base import LayerSlots
-from ralo.timing import TIMED, Turns, coarse_seconds, seconds
+from ralo.timing import TIMED, Turns, coarse_seconds, head_seconds, seconds
 from ralo.tune.costs import coarse_weights
 from ralo.weights import PLACES
 
@@ -76,6 +76,16 @@ def test_other_weights_take_what_is_read_of_them(directory, by_bytes):
     assert found.head == pytest.approx(2 * NS * head.nbytes, rel=0.01) and head.nbytes < lm.model.weights.head.nbytes
     alone = coarse_seconds(lm, profile, TOKENS, layers, None)
     assert alone.head == alone.own_head == found.own_head
+
+
+@pytest.mark.parametrize("quant", ["bf16", "int8", "int4"])
+def test_the_head_by_halves(directory, by_bytes, quant, monkeypatch):
+    monkeypatch.setattr("ralo.modes.kwta.LIKELY", 1.0)  # no token is
+    lm = ralo.load(directory, quant)
+    found = head_seconds(lm, TOKENS)
+    size = NS * lm.model.weights.head.nbytes
+    assert found.tolist() == ([] if quant == "bf16" else pytest.approx([size, 0.54 * size], rel=0.03))
+    assert not lm.model.has_modes
 
 
 def test_what_is_read_in_part_lies_on_a_line():

@@ -49,7 +49,9 @@ class World:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
-        self.lm = SimpleNamespace(model=SimpleNamespace(cfg=SimpleNamespace(act=self.act, gated=True)))
+        head = SimpleNamespace(quant="int8" if "kwta head" in self.whole else "bf16")
+        cfg = SimpleNamespace(act=self.act, gated=True)
+        self.lm = SimpleNamespace(model=SimpleNamespace(cfg=cfg, weights=SimpleNamespace(head=head)))
         share, coarse = np.array([o.share for o in OPTIONS]), np.array([o.quant == "int4" for o in OPTIONS])
         self.quality, self.effort = {}, {}
         for key in KEYS:
@@ -146,6 +148,7 @@ class World:
             if isinstance(mode, StatePack):
                 out += ["state-pack mlp"] * (mode.target != "kv")
                 out += [f"state-pack {mode.keys:g} keys"] * (mode.target != "mlp")
+            out += ["kwta head"] * (isinstance(mode, KWTA) and mode.head == "on")
             out += ["kwta gate"] * (isinstance(mode, KWTA) and mode.gate != "off" and self.act == "relu")
             out += ["event"] * (isinstance(mode, Event) and mode.verify == "off")
             out += ["tt"] * isinstance(mode, TT)
@@ -419,6 +422,22 @@ def test_a_head_that_pays_is_coarser(seen):
     assert best.speed > told(World(1))[0].speed and best.loss.fits(2.0)
     joint = next(found for found in looking.tried if found.name == TOGETHER)
     assert any(isinstance(m, Mix) and m.head == "on" for m in joint.modes) == seen
+
+
+@pytest.mark.parametrize("act", ["silu", "relu"])
+def test_a_head_by_halves_is_on_beside_everything_else(act):
+    whole = {"kwta head": (0.1, 1.1), "kwta gate": (0.0, 1.3), "state-pack mlp": (0.0, 1.2)}
+    best, looking = told(World(1, act=act, whole=dict(whole), head=(0.3, 1.05)))
+    (dialled,) = [m for m in best.modes if isinstance(m, KWTA)]
+    assert dialled.head == "on" and dialled.where and (act == "silu" or dialled.gate == "auto")
+    joint = next(found for found in looking.tried if found.name == TOGETHER)
+    assert not any(isinstance(m, Mix) and m.head == "on" for m in joint.modes)  # there is one head
+
+
+def test_a_head_by_halves_that_gains_nothing_is_left_dense():
+    best, looking = told(World(1, whole={"kwta head": (0.1, 1.0)}))
+    assert "kwta head" in {found.name for found in looking.tried}
+    assert not any(isinstance(m, KWTA) and m.head == "on" for m in best.modes)
 
 
 def test_a_head_that_costs_too_much_stays_as_it_is():

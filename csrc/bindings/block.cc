@@ -140,7 +140,7 @@ struct DecoderObject {
       : d{{table.data(), words_of(kind), table.shape(0), table.shape(1) / (kind == "f32" ? 2 : 1)},
           positions_ ? positions_->data() : nullptr,
           final_norm.norm(),
-          linear(head, kPlaces),
+          linear(head, kHead),
           {},
           {}} {
     need(d.embedding.d == d.norm.d && head.w.ic == d.norm.d, "embedding, norm and head differ in width");
@@ -155,9 +155,10 @@ struct DecoderObject {
     kept = nb::make_tuple(table, positions_, all, nb::find(final_norm), nb::find(head));
   }
 
-  void use(WeightSlot* head_weights) {
-    need_fit(head_weights, d.head);
-    slots = nb::cast(head_weights), d.head.others = head_weights;
+  void use(Input* head, WeightSlot* head_weights) {
+    need_fit(head, d.head), need_fit(head_weights, d.head);
+    slots = nb::make_tuple(nb::cast(head), nb::cast(head_weights));
+    d.head.input = head, d.head.others = head_weights;
   }
 
   // As the texts' own passes would give them one by one.
@@ -248,8 +249,8 @@ void bind_block(nb::module_& m) {
                     const NormObject&, const Matrix&>(),
            array("embedding"), nb::arg("kind"), array("positions").none(), nb::arg("layers"), nb::arg("final_norm"),
            nb::arg("head"))
-      .def("use", &DecoderObject::use, nb::arg("head_weights").none(),
-           "Puts other weights into the head; None: its own")
+      .def("use", &DecoderObject::use, nb::arg("head").none(), nb::arg("head_weights").none(),
+           "Puts modes into the head's slots; None is dense")
       .def("scores", &DecoderObject::scores, array("hidden"), nb::arg("dense"), array("logits"),
            "Final hidden states (T, D) to scores (T, V padded); bytes of weights read")
       .def("run", &DecoderObject::run, array("tokens"), nb::arg("caches"), nb::arg("past"), array("cos").none(),

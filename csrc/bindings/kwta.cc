@@ -2,6 +2,7 @@
 #include "kwta.h"
 
 #include "halves.h"
+#include "modes/kwta_head.h"
 
 Rule rule_of(const std::string& pick, double amount, float temp, float guess) {
   need(amount >= 0 && temp > 0, "the amount must not be negative, the temperature must be positive");
@@ -53,6 +54,30 @@ struct KwtaInputObject : KwtaInput {
   }
 };
 
+struct KwtaHeadObject : KwtaHead {
+  Norms kept;
+  nb::object halves, matrix;
+  KwtaHeadObject(size_t n, Norms norms, const HalvesObject& halves_, size_t fine_, float fine_guess,
+                 const Matrix& rows_, float least_)
+      : KwtaHead({n, 1, norms ? norms->data() : nullptr, {Pick::near, n, 1.f, 0, 1}, true},
+                 {&halves_.h, fine_, fine_guess}, &rows_.w, least_),
+        kept(std::move(norms)),
+        halves(nb::find(halves_)),
+        matrix(nb::find(rows_)) {
+    if (kept) need(kept->shape(0) == n, "norms must be (n,)");
+    need(halves_.h.upper.ic == n && fine_ > 0 && fine_ <= n && fine_guess >= 0, "the halves are of other channels");
+    need(rows->quant == Quant::int8 && rows->oc == padded(n) && padded(rows->ic) == halves_.h.upper.oc,
+         "rows must be int8, one of n weights for every token");
+    need(least > 0 && least <= 1, "how likely a token must be is above 0 and at most 1");
+  }
+};
+
+std::map<std::string, double> counts_of(const KwtaHead& k) {
+  auto counts = dict_of(k.winners);
+  counts["head_steps"] = static_cast<double>(k.steps), counts["likely"] = static_cast<double>(k.likely);
+  return counts;
+}
+
 }  // namespace
 
 void bind_kwta(nb::module_& m) {
@@ -74,4 +99,11 @@ void bind_kwta(nb::module_& m) {
           array("x"), "The channels that win by themselves, without a text's state")
       .def_rw("plant", &KwtaInputObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaInputObject& k) { return dict_of(k.winners); });
+  nb::class_<KwtaHeadObject, Input>(m, "KwtaHead",
+                                    "Scores from halves of the head's weights, those of likely tokens from whole ones")
+      .def(nb::init<size_t, Norms, const HalvesObject&, size_t, float, const Matrix&, float>(), nb::arg("n"),
+           array("norms").none(), nb::arg("halves"), nb::arg("fine"), nb::arg("fine_guess"), nb::arg("rows"),
+           nb::arg("least"), "rows: the head with a row of n weights for every token; least: how likely it must be")
+      .def_rw("plant", &KwtaHeadObject::plant, "the next result gets a NaN: shows that the guard works")
+      .def("counts", [](const KwtaHeadObject& k) { return counts_of(k); });
 }

@@ -75,6 +75,15 @@ size_t Matrix::apply_some(Array<const float, 1> x, Array<const uint32_t, 1> chan
   return ::apply_some(w, c, bias ? bias->data() : nullptr, x.data(), y.data(), add);
 }
 
+size_t Matrix::row_dots(Array<const float, 1> x, Array<const uint32_t, 1> list, Array<float, 1> y) const {
+  need(w.quant == Quant::int8, "only int8 weights are read row by row");
+  need(x.shape(0) == w.oc && y.shape(0) == w.ic, "x must be (oc,), y (ic,)");
+  for (size_t i = 0; i < list.shape(0); ++i)
+    need(list(i) < w.ic && (i == 0 || list(i - 1) < list(i)), "rows must ascend and be below ic");
+  nb::gil_scoped_release release;
+  return ::row_dots(w, list.data(), list.shape(0), x.data(), y.data());
+}
+
 size_t Matrix::apply_part(Array<const float, 1> x, Array<float, 1> y, size_t o0, size_t o1) const {
   need(x.shape(0) == w.ic && y.shape(0) == w.oc, "x must be (ic,), y (oc,)");
   need(o0 % kPad == 0 && o1 % kPad == 0 && o0 <= o1 && o1 <= w.oc, "outputs must be a range of multiples of PAD");
@@ -164,6 +173,14 @@ void bind_linear(nb::module_& m) {
       "Whether there is no NaN and no infinity");
   m.def("select_above", select_above, array("x"), array("norms").none(), nb::arg("least"), array("out"),
         "The channels with |x| * norm of at least `least`, ascending, into out; how many");
+  m.def(
+      "select_likely",
+      [](Array<const float, 1> score, float least, Array<uint32_t, 1> out) {
+        need(out.shape(0) == score.shape(0) && least > 0, "out must be (n,), least above 0");
+        return kernels().select_likely(score.data(), score.shape(0), least, out.data());
+      },
+      array("score"), nb::arg("least"), array("out"),
+      "The scores whose share of the sum of e^score is at least `least`, ascending, into out; how many");
   nb::class_<Matrix>(m, "Matrix", "A packed linear map, input-channel-major")
       .def(nb::init<const std::string&, size_t, size_t, Array<const uint8_t, 2>, ConstScales, Bias>(), nb::arg("quant"),
            nb::arg("ic"), nb::arg("oc"), array("data"), array("scales").none(), array("bias").none())
@@ -173,6 +190,8 @@ void bind_linear(nb::module_& m) {
       .def("norms", &Matrix::norms, array("out"), "L2 norm of each input channel's weights")
       .def("apply_some", &Matrix::apply_some, array("x"), array("channels"), array("y"), nb::arg("add") = false,
            "One token, of its input channels only those of an ascending list: the rest is not read")
+      .def("row_dots", &Matrix::row_dots, array("x"), array("list"), array("y"),
+           "y[i] = x . row i of int8 weights for the i of an ascending list, x (oc); bytes of weights read")
       .def("apply_part", &Matrix::apply_part, array("x"), array("y"), nb::arg("o0"), nb::arg("o1"),
            "One token, outputs [o0, o1) only, multiples of PAD: the weights of the others are not read");
 }

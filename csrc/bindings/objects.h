@@ -28,6 +28,7 @@ struct Matrix {
   size_t apply(Array<const float, 2> x, Array<float, 2> y, bool add, bool exact) const;
   void norms(Array<float, 1> out) const;
   size_t apply_some(Array<const float, 1> x, Array<const uint32_t, 1> channels, Array<float, 1> y, bool add) const;
+  size_t row_dots(Array<const float, 1> x, Array<const uint32_t, 1> list, Array<float, 1> y) const;
   size_t apply_part(Array<const float, 1> x, Array<float, 1> y, size_t o0, size_t o1) const;
 };
 

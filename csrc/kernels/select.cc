@@ -146,6 +146,29 @@ size_t select_mass(const float* x, const float* norms, size_t n, float mass, flo
   return list_from(score, n, low, n, out);
 }
 
+// Where a score is no number the bound is none either, and nothing is listed.
+size_t select_likely(const float* score, size_t n, float least, uint32_t* out) {
+  const size_t whole = n / kLanes * kLanes;
+  V tops = set1(-std::numeric_limits<float>::infinity());
+  for (size_t i = 0; i < whole; i += kLanes) tops = max(tops, load(score + i));
+  float most = top(tops);
+  for (size_t i = whole; i < n; ++i) most = score[i] > most ? score[i] : most;
+  V sums = zero();
+  for (size_t i = 0; i < whole; i += kLanes) sums = add(sums, exp(sub(load(score + i), set1(most))));
+  float all = sum(sums);
+  for (size_t i = whole; i < n; ++i) all += std::exp(score[i] - most);
+  const float bound = most + std::log(least * all);
+  size_t count = 0, i = 0;
+#ifdef __AVX512F__
+  for (; i < whole; i += kLanes)
+    for (__mmask16 m = _mm512_cmp_ps_mask(load(score + i), set1(bound), _CMP_GE_OQ); m; m &= m - 1)
+      out[count++] = static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(m));
+#endif
+  for (; i < n; ++i)
+    if (score[i] >= bound) out[count++] = static_cast<uint32_t>(i);
+  return count;
+}
+
 bool finite(const float* x, size_t n) {
   uint32_t bad = 0;
   for (size_t i = 0; i < n; ++i) {

@@ -96,8 +96,10 @@ struct KwtaInput : GuardedInput {
   }
   size_t parts(const Linear& l, const float* x, size_t tokens, float* y, const Pass& pass) override;
 
- private:
+ protected:
   size_t run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) override;
+
+ private:
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
   Used used(Held& held, const float* x, size_t position);
   bool all() const { return fine.halves && winners.chooser.rule.k >= n; }  // of halves: no choice but of the best

@@ -93,6 +93,11 @@ def select_above(x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order=
     The channels with |x| * norm of at least `least`, ascending, into out; how many
     """
 
+def select_likely(score: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], least: float, out: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    """
+    The scores whose share of the sum of e^score is at least `least`, ascending, into out; how many
+    """
+
 class Matrix:
     """A packed linear map, input-channel-major"""
 
@@ -109,6 +114,11 @@ class Matrix:
     def apply_some(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], channels: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
         """
         One token, of its input channels only those of an ascending list: the rest is not read
+        """
+
+    def row_dots(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], list: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        y[i] = x . row i of int8 weights for the i of an ascending list, x (oc); bytes of weights read
         """
 
     def apply_part(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], o0: int, o1: int) -> int:
@@ -297,8 +307,8 @@ class Decoder:
 
     def __init__(self, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], kind: str, positions: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, layers: Sequence[tuple[Attention, Mlp]], final_norm: Norm, head: Matrix) -> None: ...
 
-    def use(self, head_weights: WeightSlot | None) -> None:
-        """Puts other weights into the head; None: its own"""
+    def use(self, head: Input | None, head_weights: WeightSlot | None) -> None:
+        """Puts modes into the head's slots; None is dense"""
 
     def scores(self, hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dense: bool, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> int:
         """
@@ -325,6 +335,25 @@ class KwtaInput(Input):
 
     def winners(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[int]:
         """The channels that win by themselves, without a text's state"""
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
+class KwtaHead(Input):
+    """
+    Scores from halves of the head's weights, those of likely tokens from whole ones
+    """
+
+    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, halves: Halves, fine: int, fine_guess: float, rows: Matrix, least: float) -> None:
+        """
+        rows: the head with a row of n weights for every token; least: how likely it must be
+        """
 
     @property
     def plant(self) -> bool:

@@ -77,9 +77,10 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
             inputs=mlps.inputs, guesses=guesses,
         )  # fmt: skip
         whole, halved = timing.seconds(lm, profile, tokens)
+        head = timing.head_seconds(lm, tokens)
     finally:
         lm.model.use(*before)
-    return replace(profile, seconds=whole, halved=halved)
+    return replace(profile, seconds=whole, halved=halved, head=head)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ralo import _core
 from ralo.formats.tensor import Tensor
 from ralo.memory import Arena
+from ralo.remake.values import values
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -45,6 +46,18 @@ class Matrix:
         """int8 weights once more, in two halves of four bits."""
         upper, lower = (arena.zeros((self.ic, self.oc // 2), np.uint8) for _ in range(2))
         return _core.Halves(self.core, upper, lower)
+
+    def turned(self, part: str, arena: Arena) -> Matrix:
+        """An int8 part with inputs and outputs in each other's place, so that one output's weights lie side by side;
+        rounded anew, since they share other scales then."""
+        out = Matrix.empty(self.quant, self.parts[part], {part: self.ic}, False, arena)
+        step = max(_core.PAD, CHUNK_BYTES // (4 * self.oc) // _core.PAD * _core.PAD)
+        for at in range(0, self.ic, step):
+            rows = slice(at, at + step)
+            assert self.scales is not None
+            chunk = values(self.quant, self.data[rows], self.scales[rows])[:, self.slices[part]]
+            _core.pack(self.quant, np.ascontiguousarray(chunk), out.oc, at, out.data, out.scales)
+        return out
 
     @cached_property
     def core(self) -> _core.Matrix:

@@ -68,7 +68,7 @@ class Model:
         for layer, s in zip(self.layers, slots, strict=True):
             layer.attention.use(s.qkv, s.o, s.attend, s.qkv_weights, s.o_weights)
             layer.mlp.use(s.up, s.down, s.mlp, s.up_weights, s.down_weights)
-        self._core.use(slots[-1].head_weights)
+        self._core.use(slots[-1].head, slots[-1].head_weights)
         self.slots, self.modes_in_prefill, self.pace, self.verified = slots, in_prefill, pace, verified
 
     @property

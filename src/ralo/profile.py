@@ -45,6 +45,8 @@ class Profile:
     places: Mapping[tuple[int, str], Place]
     seconds: Mapping[str, F32] = field(default_factory=dict)  # place -> (2, levels): share kept, time of one matvec
     halved: Mapping[str, F32] = field(default_factory=dict)  # the same with half of most channels' bits; may be none
+    head: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # (2): time of the head, dense and by halves;
+    # (0) where it has none
     winners: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)  # layer -> (tokens, F / 8): neurons that won
     gates: Mapping[int, F32] = field(default_factory=dict)  # layer -> (Q): quantiles of |act(gate)|
     inputs: Mapping[int, F32] = field(default_factory=dict)  # layer -> (tokens, D): a few inputs of its MLP
@@ -71,6 +73,8 @@ class Profile:
         arrays |= {f"layers.{layer}.inputs": a for layer, a in self.inputs.items()}
         for layer, (first, second) in self.guesses.items():
             arrays |= {f"layers.{layer}.guess_first": first, f"layers.{layer}.guess_second": second}
+        if self.head.size:
+            arrays["head"] = self.head
         about = {"format": FORMAT, "model": self.model, "tokens": self.tokens}
         safetensors.write_file(path, arrays, {"ralo_profile": json.dumps(about)})
 
@@ -84,10 +88,13 @@ def load(path: Path) -> Profile:
             raise FormatError(path, f"is a profile of format {info['format']}, this ralo reads {FORMAT}")
         parts: dict[tuple[int, str], dict[str, F32]] = {}
         seconds, halved, winners, gates, inputs = {}, {}, {}, {}, {}
+        by_head = np.empty(0, np.float32)
         factors: dict[str, dict[int, NDArray[np.float16]]] = {"guess_first": {}, "guess_second": {}}
         for name, array in tensors.items():
             head, *rest = name.split(".")
-            if head == "seconds":
+            if name == "head":
+                by_head = array
+            elif head == "seconds":
                 seconds[rest[0]] = array
             elif head == "halved":
                 halved[rest[0]] = array
@@ -103,7 +110,7 @@ def load(path: Path) -> Profile:
                 parts.setdefault((int(rest[0]), rest[1]), {})[rest[2]] = array
         places = {key: Place(**arrays) for key, arrays in parts.items()}
         guesses = {layer: (first, factors["guess_second"][layer]) for layer, first in factors["guess_first"].items()}
-        return Profile(info["model"], info["tokens"], places, seconds, halved, winners, gates, inputs, guesses)
+        return Profile(info["model"], info["tokens"], places, seconds, halved, by_head, winners, gates, inputs, guesses)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(path, "is not a profile; make one with ralo calibrate") from error
 

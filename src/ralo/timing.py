@@ -36,7 +36,7 @@ class Turns:
         self.model, self.seq = lm.model, lm.new_sequence()
         self.text = tokens[: min(CONTEXT + TOKENS + 1, lm.model.cfg.max_context)]
         self.context = max(0, len(self.text) - TOKENS - 1)
-        self.none = [LayerSlots() for _ in self.model.layers]
+        self.none = _none(lm)
         for token in self.text[: self.context]:
             self.model.step(token, self.seq, dense=True)
         self.count = TOKENS
@@ -76,6 +76,17 @@ def seconds(lm: LM, profile: Profile, tokens: Sequence[int]) -> tuple[dict[str, 
     return whole, _over_shares(turns, lm, profile, layers, FINE)
 
 
+def head_seconds(lm: LM, tokens: Sequence[int]) -> F32:
+    """Of the head, dense and as KWTA reads it; nothing where it cannot be read so."""
+    head = lm.model.weights.head
+    if head.quant != HALVED:
+        return np.empty(0, np.float32)
+    turns, views, slots = Turns(lm, tokens), views_of(lm.model.cfg, lm.model.weights), _none(lm)
+    KWTA(k=1.0, gate="off", head="on").prepare(views).build(views[-1], slots[-1])
+    own = turns.dense * head.nbytes / _bytes_read(lm)
+    return np.array([own, max(0.0, own + turns.more(slots))], np.float32)
+
+
 @dataclass(frozen=True)
 class Coarse:
     """Of other weights: the seconds of a layer's places, and of the head, the model's own and the other one."""
@@ -90,7 +101,7 @@ def coarse_seconds(
 ) -> Coarse:
     """Of other layers' weights and another head. In the minutes of the profile: what is measured is how much more or
     less of a dense token they take."""
-    turns, slots = Turns(lm, tokens), [LayerSlots() for _ in lm.model.layers]
+    turns, slots = Turns(lm, tokens), _none(lm)
     token = float(profile.seconds["down"][1, -1]) / _part(lm, "down")
     own = token * lm.model.weights.head.nbytes / _bytes_read(lm)
     if head is not None:
@@ -125,6 +136,10 @@ def _straight(more: Sequence[float], read: Sequence[bool]) -> NDArray[np.float64
         slope = max(0.0, float(np.polyfit(shares[on], found[on], 1)[0]))
         found[on] = found[on].mean() + slope * (shares[on] - shares[on].mean())
     return found
+
+
+def _none(lm: LM) -> list[LayerSlots]:
+    return [LayerSlots() for _ in lm.model.layers]
 
 
 def _part(lm: LM, place: str) -> float:

@@ -97,6 +97,30 @@ def test_a_share_of_what_is_not_a_number_is_all(level):
     assert _core.select_mass(x, None, 0.5, 2.0, np.empty(40, np.uint32)) == 40
 
 
+@pytest.mark.parametrize("least", [1.0, 0.2, 0.01, 0.001, 1e-12])
+@pytest.mark.parametrize("n", SIZES)
+def test_likely_ones(level, n, least):
+    for spread in (0.0, 1.0, 5.0, 60.0):
+        x = (spread * np.random.default_rng(n).standard_normal(n) - 40).astype(np.float32)
+        share = np.exp(x.astype(np.float64) - x.max())
+        share /= share.sum()
+        out = np.full(n, 0xFFFFFFFF, np.uint32)
+        count = _core.select_likely(x, least, out)
+        chosen = out[:count]
+        assert (np.diff(chosen.astype(int)) > 0).all() and (out[count:] == 0xFFFFFFFF).all()
+        assert (share[chosen] > least * (1 - 1e-4)).all()
+        assert (np.delete(share, chosen) < least * (1 + 1e-4)).all()
+        assert count * least < 1 + 1e-4
+
+
+def test_of_what_is_no_number_nothing_is_likely(level):
+    x = np.zeros(40, np.float32)
+    for at in (0, 17, 39):
+        x[:] = 0
+        x[at] = np.nan
+        assert _core.select_likely(x, 0.001, np.empty(40, np.uint32)) == 0
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_finite(level, n):
     x = np.full(n, 3e38, np.float32)
@@ -129,6 +153,8 @@ def test_a_nan_is_never_left_out(level):
         lambda x, out: _core.select_near(x, None, 3, 0.0, out),
         lambda x, out: _core.select_near(x, None, 3, float("nan"), out),
         lambda x, out: _core.select_mass(x, x[:7], 0.5, 1.0, out),
+        lambda x, out: _core.select_likely(x, 0.1, out[:7]),
+        lambda x, out: _core.select_likely(x, 0.0, out),
     ],
 )
 def test_wrong_calls_are_refused(call):

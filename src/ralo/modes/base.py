@@ -49,7 +49,8 @@ class LayerSlots:
     o_weights: _core.WeightSlot | None = None
     up_weights: _core.WeightSlot | None = None
     down_weights: _core.WeightSlot | None = None
-    head_weights: _core.WeightSlot | None = None  # of the last layer
+    head: _core.Input | None = None  # of the last layer, as the next
+    head_weights: _core.WeightSlot | None = None
     taken: dict[str, Occupant] = field(default_factory=dict)  # by slot
     left: dict[str, str] = field(default_factory=dict)  # by slot: why a mode left it dense, or did less there
 

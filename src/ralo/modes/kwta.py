@@ -22,13 +22,16 @@ from ralo.matrix import HALVED, Matrix
 from ralo.memory import Arena
 from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.guess import Chosen, Rule, best
-from ralo.modes.share import FINE, KEEP_ALL, Key, halves_pay, plain_share, shares
+from ralo.modes.share import FINE, KEEP_ALL, Key, halves_pay, head_pays, plain_share, shares
 from ralo.options import flag
+from ralo.profile import Profile
 
 F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
 FROM_MEMORY = 4 << 20  # bytes of `up` from which on fewer channels of the gate are faster than all of its rows
+LIKELY = 0.001  # how likely a token must be for a score from whole weights
+MANY = 4096  # tokens of a vocabulary, of which those are few
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 
 
@@ -43,6 +46,7 @@ class KWTA(Mode):
         "duty_hits": "tokens whose choice was spared by duty",
         "temp": "temperature of the top-p budget",
         "flicker": "share of winners that had not won a step before",
+        "scores": "scores a step that are computed from whole weights, where the head is read by halves",
         "recall": "share of winning neurons that guessed gates find, at checks; 1 where none are guessed",
         "bytes_skipped": "weights and values not read while decoding",
     }
@@ -69,6 +73,11 @@ class KWTA(Mode):
     renorm: str = flag("off", "scale results by 1 / share kept", choices=SWITCH)
     gate: str = flag("auto", "gate first, then winning neurons of up; auto = on relu models", choices=("auto", *SWITCH))
     predict: str = flag("off", "guess by factors which gates may win, and read only those", choices=SWITCH)
+    head: str = flag(
+        "auto",
+        "int8 heads by halves, scores of likely tokens from whole weights; auto = where k is below 1 and it is faster",
+        choices=("auto", *SWITCH),
+    )
     keys: float = flag(1.0, "share of keys whose values are read", low=0.01, high=1)
     keys_min: int = flag(512, "tokens of context below which all keys are", low=0, high=1 << 30)
     prefill: str = flag("off", "prompts too (no faster: shows what it would do)", choices=SWITCH)
@@ -120,6 +129,30 @@ class KWTA(Mode):
         attention = self.at(view.index, "o")
         if attention.enabled and self.target != "mlp" and attention.keys < 1:
             attention._put_keys(slots)
+        if view.head is not None and self._takes_head(view.head, view.profile, slots):
+            self._put_head(view.head, view.profile, slots)
+
+    def _takes_head(self, head: Matrix, profile: Profile | None, slots: LayerSlots) -> bool:
+        if self.head == "on" and head.quant != HALVED:
+            raise RaloError(
+                f"--kwta-head=on reads an {HALVED} head by halves, this one is {head.quant}: leave it at auto"
+            )
+        if not self.enabled or self.head == "off" or head.quant != HALVED:
+            return False
+        if slots.head_weights is not None:
+            slots.left["head"] = f"kwta leaves it to {slots.taken['head_weights'].mode}"
+            return False
+        plain = self._one_by_one() and self.k < 1 and self.target == "both"
+        return self.head == "on" or (plain and head.oc >= MANY and head_pays(profile))
+
+    def _put_head(self, head: Matrix, profile: Profile | None, slots: LayerSlots) -> None:
+        (part,) = head.parts
+        rows, halves, fine = head.turned(part, self.arena), head.halves(self.arena), max(1, round(FINE * head.ic))
+        norms = np.empty(head.ic, np.float32)
+        head.core.norms(norms)
+        slot = _core.KwtaHead(head.ic, norms, halves, fine, 1.0, rows.core, LIKELY)
+        what = f"by halves, {fine} channels whole; whole scores of tokens from {LIKELY:g} on"
+        slots.put("head", slot, self.name, what, head.data.nbytes + rows.nbytes)
 
     def _put_input(self, view: LayerView, slots: LayerSlots, place: str) -> None:
         matrix: Matrix = getattr(view.weights, place)
@@ -146,9 +179,13 @@ class KWTA(Mode):
 
     def _by_halves(self, view: LayerView, place: str) -> bool:
         """Whether winners that are not among the best are read by halves."""
-        one_by_one = self._block == 1 and self.duty == 1 and self.form == "best" and self.renorm == "off"
-        asked = one_by_one and not self.k_abs and not self.p and self.fine < 1
-        return asked and getattr(view.weights, place).quant == HALVED and halves_pay(view.profile, place)
+        quant: str = getattr(view.weights, place).quant
+        return self._one_by_one() and quant == HALVED and halves_pay(view.profile, place)
+
+    def _one_by_one(self) -> bool:
+        """Whether a number of channels is chosen at every token, each by itself, as halves need it."""
+        alone = self._block == 1 and self.duty == 1 and self.form == "best" and self.renorm == "off"
+        return alone and not self.k_abs and not self.p and self.fine < 1
 
     def _fine(self, view: LayerView, place: str, share: float) -> int:
         """Channels that are read whole; 0: all winners are."""
@@ -277,7 +314,7 @@ class KWTA(Mode):
 
     @classmethod
     def measure(cls, slot: _core.Slot) -> Mapping[str, float]:
-        assert isinstance(slot, _core.KwtaInput | _core.KwtaMlp | _core.KwtaKeys)
+        assert isinstance(slot, _core.KwtaInput | _core.KwtaMlp | _core.KwtaKeys | _core.KwtaHead)
         return dict(slot.counts())
 
     @classmethod
@@ -291,6 +328,7 @@ class KWTA(Mode):
             "duty_hits": counts.get("held", 0),
             "temp": ratio("temp", "slots", 0.0),
             "flicker": ratio("changed", "compared", 0.0),
+            "scores": ratio("likely", "head_steps", 0.0),
             "recall": 1 - ratio("missed", "checked", 0.0),
             "bytes_skipped": counts.get("bytes_skipped", 0),
         }

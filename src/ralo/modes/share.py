@@ -57,6 +57,11 @@ def halves_pay(profile: Profile | None, place: str) -> bool:
     return half is None or whole is None or float(half[1, -1]) < WORTH * float(whole[1, -1])
 
 
+def head_pays(profile: Profile | None) -> bool:
+    """Whether the head by halves is faster than dense, as far as that was measured."""
+    return profile is None or not profile.head.size or float(profile.head[1]) < float(profile.head[0])
+
+
 def share_cost(profile: Profile, key: Key, halved: bool) -> F64:
     """KL over GRID; of halves what they cost is added to what skipping does."""
     place, least = profile.places[key], floor(profile, key[0])

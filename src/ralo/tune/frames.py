@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ralo.compose import compose
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
+from ralo.matrix import HALVED
 from ralo.modes import KWTA, Event, Mode, StatePack
 from ralo.modes.base import ZEROS
 
@@ -22,8 +23,9 @@ class Frame:
     kind: str  # of several of one kind only one is taken
 
 
-def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode]) -> list[Frame]:
-    """What is worth a try: by the model's activation, the context that is asked for, and packs that were made."""
+def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: str = "") -> list[Frame]:
+    """What is worth a try: by the model's activation, the precision of its head, the context that is asked for, and
+    packs that were made."""
     out = [Frame(mode.name, (mode,), mode.name) for mode in made]
     if cfg.act in ZEROS and cfg.gated:
         out.append(Frame("state-pack mlp", (StatePack(target="mlp"),), "neurons"))
@@ -32,6 +34,8 @@ def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode]) -> list[Frame]:
         begin = min(StatePack().min_ctx, longest // 2)
         packs = [StatePack(target="kv", keys=keys, min_ctx=begin) for keys in KEYS if keys < longest / 2]
         out += [Frame(f"state-pack {p.keys:g} keys", (p,), "keys") for p in packs]
+    if head == HALVED:
+        out.append(Frame("kwta head", (KWTA(k=1.0, gate="off", head="on"),), "head"))
     out.append(Frame("event", (Event(),), "event"))
     return out
 
@@ -55,5 +59,7 @@ def _merged(a: Mode, b: Mode) -> Mode | None:
     if isinstance(a, StatePack) and isinstance(b, StatePack) and {a.target, b.target} == {"kv", "mlp"}:
         return replace(a if a.target == "kv" else b, target="both")
     if isinstance(a, KWTA) and isinstance(b, KWTA):
-        return replace(b, gate=a.gate)  # which neurons, from one; which channels, from the other
+        gate = a.gate if a.gate != "off" else b.gate
+        head = "on" if "on" in (a.head, b.head) else b.head
+        return replace(b, gate=gate, head=head)  # which neurons and the head, from one; which channels, from the other
     return None

@@ -83,7 +83,7 @@ class Search:
         trials, alone = self.trials, []
         without = self._try("mix", self.always, quick=True) if self.always else None
         score, lost = (without.score, without.loss.delta_ppl_pct) if without else (1.0, 0.0)
-        for f in frames(trials.lm.model.cfg, trials.longest, self.made):
+        for f in frames(trials.lm.model.cfg, trials.longest, self.made, trials.lm.model.weights.head.quant):
             modes = joined(self.always, f.modes)
             if modes is not None:
                 self.say(f"trying {f.name}")
@@ -122,6 +122,8 @@ class Search:
         """Dialled as far as the budget goes, then checked, and dialled back where the check does not hold."""
         neurons = self.trials.lm.model.cfg.act in ZEROS
         made = {place for mode in frame if isinstance(mode, MadeMode) for place in TARGETS[mode.target]}
+        if any(isinstance(mode, KWTA) and mode.head == "on" for mode in frame):
+            made.add(HEAD)
         sites = sites.only({*PLACES, HEAD} - made)
         aim = MARGIN * self.max_dppl
         for _ in range(CHECKS):
