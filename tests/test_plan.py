@@ -19,7 +19,7 @@ OTHER = {
     KWTA: {
         "k": 0.7, "fine": 0.2, "k_abs": 3, "temp": 0.9, "duty": 4, "target": "mlp", "block": "32", "renorm": "on",
         "gate": "off", "predict": "on", "keys": 0.5, "keys_min": 7, "prefill": "on", "form": "seed", "on": "off",
-        "p": 0.9,
+        "p": 0.9, "head": "on",
     },
     Proc: {
         "on": "off", "pack": "somewhere", "target": "both", "bits": 3.0, "deltas": 0.01, "generator": "hash",

@@ -49,7 +49,7 @@ class World:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
-        head = SimpleNamespace(quant="int8" if "kwta head" in self.whole else "bf16")
+        head = SimpleNamespace(quant="int8", oc=8192 if "kwta head" in self.whole else 64)
         cfg = SimpleNamespace(act=self.act, gated=True)
         self.lm = SimpleNamespace(model=SimpleNamespace(cfg=cfg, weights=SimpleNamespace(head=head)))
         share, coarse = np.array([o.share for o in OPTIONS]), np.array([o.quant == "int4" for o in OPTIONS])

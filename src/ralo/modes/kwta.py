@@ -143,7 +143,7 @@ class KWTA(Mode):
             slots.left["head"] = f"kwta leaves it to {slots.taken['head_weights'].mode}"
             return False
         plain = self._one_by_one() and self.k < 1 and self.target == "both"
-        return self.head == "on" or (plain and head.oc >= MANY and head_pays(profile))
+        return self.head == "on" or (plain and few_are_likely(head) and head_pays(profile))
 
     def _put_head(self, head: Matrix, profile: Profile | None, slots: LayerSlots) -> None:
         (part,) = head.parts
@@ -332,3 +332,8 @@ class KWTA(Mode):
             "recall": 1 - ratio("missed", "checked", 0.0),
             "bytes_skipped": counts.get("bytes_skipped", 0),
         }
+
+
+def few_are_likely(head: Matrix) -> bool:
+    """Whether a head that can be read by halves has so many tokens that reading some of them whole costs little."""
+    return head.quant == HALVED and head.oc >= MANY

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from ralo.compose import compose
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
-from ralo.matrix import HALVED
 from ralo.modes import KWTA, Event, Mode, StatePack
 from ralo.modes.base import ZEROS
 
@@ -23,9 +22,9 @@ class Frame:
     kind: str  # of several of one kind only one is taken
 
 
-def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: str = "") -> list[Frame]:
-    """What is worth a try: by the model's activation, the precision of its head, the context that is asked for, and
-    packs that were made."""
+def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: bool) -> list[Frame]:
+    """What is worth a try: by the model's activation, the context that is asked for, packs that were made, and whether
+    the head has much to save."""
     out = [Frame(mode.name, (mode,), mode.name) for mode in made]
     if cfg.act in ZEROS and cfg.gated:
         out.append(Frame("state-pack mlp", (StatePack(target="mlp"),), "neurons"))
@@ -34,7 +33,7 @@ def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: str = "")
         begin = min(StatePack().min_ctx, longest // 2)
         packs = [StatePack(target="kv", keys=keys, min_ctx=begin) for keys in KEYS if keys < longest / 2]
         out += [Frame(f"state-pack {p.keys:g} keys", (p,), "keys") for p in packs]
-    if head == HALVED:
+    if head:
         out.append(Frame("kwta head", (KWTA(k=1.0, gate="off", head="on"),), "head"))
     out.append(Frame("event", (Event(),), "event"))
     return out

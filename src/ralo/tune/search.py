@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ralo.modes import KWTA, Event, Mode
 from ralo.modes.base import TARGETS, ZEROS, Override
+from ralo.modes.kwta import few_are_likely
 from ralo.modes.made import MadeMode
 from ralo.modes.mix import HEAD
 from ralo.tune.frames import FAR, Frame, frames, joined
@@ -81,9 +82,10 @@ class Search:
     def _frame(self) -> tuple[Mode, ...]:
         """Modes that are on as a whole: each alone, then the best ones together."""
         trials, alone = self.trials, []
+        head = trials.goal != "memory" and few_are_likely(trials.lm.model.weights.head)
         without = self._try("mix", self.always, quick=True) if self.always else None
         score, lost = (without.score, without.loss.delta_ppl_pct) if without else (1.0, 0.0)
-        for f in frames(trials.lm.model.cfg, trials.longest, self.made, trials.lm.model.weights.head.quant):
+        for f in frames(trials.lm.model.cfg, trials.longest, self.made, head):
             modes = joined(self.always, f.modes)
             if modes is not None:
                 self.say(f"trying {f.name}")
