@@ -434,6 +434,13 @@ def test_a_head_by_halves_is_on_beside_everything_else(act):
     assert not any(isinstance(m, Mix) and m.head == "on" for m in joint.modes)  # there is one head
 
 
+def test_a_head_by_halves_is_tried_beside_coarser_weights():
+    _, looking = told(World(1, slow=0.5, whole={"kwta head": (0.1, 1.005)}))
+    (found,) = [found for found in looking.tried if found.name == "mix everywhere and kwta head"]
+    assert names(found.modes) == ["mix", "kwta"] and found.modes[1].head == "on" and not found.modes[1].where
+    assert not any("kwta head" in found.name for found in told(World(1))[1].tried)
+
+
 def test_a_head_by_halves_that_gains_nothing_is_left_dense():
     best, looking = told(World(1, whole={"kwta head": (0.1, 1.0)}))
     assert "kwta head" in {found.name for found in looking.tried}

@@ -12,6 +12,7 @@ from ralo.modes import KWTA, Event, Mode, StatePack
 from ralo.modes.base import ZEROS
 
 KEYS = (256.0, 384.0, 768.0)  # numbers of keys that are tried
+HEAD_HALVED = KWTA(k=1.0, gate="off", head="on")
 FAR = 1024  # tokens of context by which modes that choose keys have begun
 
 
@@ -34,7 +35,7 @@ def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: bool) -> 
         packs = [StatePack(target="kv", keys=keys, min_ctx=begin) for keys in KEYS if keys < longest / 2]
         out += [Frame(f"state-pack {p.keys:g} keys", (p,), "keys") for p in packs]
     if head:
-        out.append(Frame("kwta head", (KWTA(k=1.0, gate="off", head="on"),), "head"))
+        out.append(Frame("kwta head", (HEAD_HALVED,), "head"))
     out.append(Frame("event", (Event(),), "event"))
     return out
 

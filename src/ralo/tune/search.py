@@ -11,7 +11,7 @@ from ralo.modes.base import TARGETS, ZEROS, Override
 from ralo.modes.kwta import few_are_likely
 from ralo.modes.made import MadeMode
 from ralo.modes.mix import HEAD
-from ralo.tune.frames import FAR, Frame, frames, joined
+from ralo.tune.frames import FAR, HEAD_HALVED, Frame, frames, joined
 from ralo.tune.record import OutOfTime
 from ralo.tune.sites import Sites, modes_of
 from ralo.tune.trial import UNSEEN, Gain, Loss, Trials, key_of
@@ -82,10 +82,9 @@ class Search:
     def _frame(self) -> tuple[Mode, ...]:
         """Modes that are on as a whole: each alone, then the best ones together."""
         trials, alone = self.trials, []
-        head = trials.goal != "memory" and few_are_likely(trials.lm.model.weights.head)
         without = self._try("mix", self.always, quick=True) if self.always else None
         score, lost = (without.score, without.loss.delta_ppl_pct) if without else (1.0, 0.0)
-        for f in frames(trials.lm.model.cfg, trials.longest, self.made, head):
+        for f in frames(trials.lm.model.cfg, trials.longest, self.made, self._halves_head()):
             modes = joined(self.always, f.modes)
             if modes is not None:
                 self.say(f"trying {f.name}")
@@ -101,6 +100,10 @@ class Search:
                 chosen, score = both, tried.score
                 kinds.add(f.kind)
         return chosen
+
+    def _halves_head(self) -> bool:
+        """Whether the head by halves is worth a try."""
+        return self.trials.goal != "memory" and few_are_likely(self.trials.lm.model.weights.head)
 
     def _in_turns(self, alone: Sequence[tuple[Frame, Found]]) -> list[tuple[Frame, Found]]:
         """Of each kind one is taken: where that takes little time they are measured once more, in turns."""
@@ -180,6 +183,8 @@ class Search:
             whole.append((replace(joint.mix, head="on", where=only), "mix at the head"))
         if len({option.quant for option in joint.options}) > 1:
             plans += [(mix,) for mix, _ in whole]
+            plans += [(joint.mix, HEAD_HALVED)] * self._halves_head()  # beside int4 the head is much of what is read
+        whole.append((HEAD_HALVED, "kwta head"))
         for more in plans:
             modes = joined(frame, more)
             if modes is None or any(found.modes == modes for found in self.tried):
