@@ -441,6 +441,15 @@ def test_a_head_by_halves_is_tried_beside_coarser_weights():
     assert not any("kwta head" in found.name for found in told(World(1))[1].tried)
 
 
+def test_a_head_by_halves_is_tried_on_top_of_the_best_plan():
+    keys = {f"state-pack {n} keys": (0.1, 1.3 - n / 1e4) for n in (256, 384, 768)}
+    whole = {"kwta head": (0.0, 1.005), **keys}  # by itself it is not worth a frame
+    best, looking = told(World(1, whole=whole, contexts=(128, 4096)))
+    assert {"state-pack", "kwta"} <= set(names(best.modes))
+    with_head = [f for f in looking.tried if any(isinstance(m, KWTA) and m.head == "on" and m.where for m in f.modes)]
+    assert with_head and all("state-pack" in names(f.modes) for f in with_head)
+
+
 def test_a_head_by_halves_that_gains_nothing_is_left_dense():
     best, looking = told(World(1, whole={"kwta head": (0.1, 1.0)}))
     assert "kwta head" in {found.name for found in looking.tried}

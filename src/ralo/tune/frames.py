@@ -61,5 +61,6 @@ def _merged(a: Mode, b: Mode) -> Mode | None:
     if isinstance(a, KWTA) and isinstance(b, KWTA):
         gate = a.gate if a.gate != "off" else b.gate
         head = "on" if "on" in (a.head, b.head) else b.head
-        return replace(b, gate=gate, head=head)  # which neurons and the head, from one; which channels, from the other
+        channels = b if b.where else a
+        return replace(channels, gate=gate, head=head)
     return None

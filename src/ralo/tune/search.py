@@ -185,8 +185,10 @@ class Search:
             plans += [(mix,) for mix, _ in whole]
             plans += [(joint.mix, HEAD_HALVED)] * self._halves_head()  # beside int4 the head is much of what is read
         whole.append((HEAD_HALVED, "kwta head"))
-        for more in plans:
-            modes = joined(frame, more)
+        ready = [joined(frame, more) for more in plans]
+        if self.best and self._halves_head():  # the less is read of the layers, the more of it is the head
+            ready.append(joined(self.best.modes, (HEAD_HALVED,)))
+        for modes in ready:
             if modes is None or any(found.modes == modes for found in self.tried):
                 continue
             name = " and ".join(next((n for m, n in whole if m == mode), mode.name) for mode in modes)
