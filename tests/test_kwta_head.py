@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from test_proc import TOKENS, decoded, opened, write_model
 from test_texts import LENGTHS, assert_as_alone, begun
 
 import ralo
-from ralo import KWTA, Mix
+from ralo import KWTA, Mix, profile
 from ralo.commands.explain import plan
 from ralo.compose import compose
 from ralo.lm import LM
@@ -35,9 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def few_are_likely(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def a_third_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kwta, "LIKELY", LEAST)
-    yield
 
 
 def hidden(lm: LM) -> np.ndarray:
@@ -159,9 +157,8 @@ def test_none_and_all_are_likely(model: Path, least: float, scored: int, monkeyp
 
 
 def test_where_k_is_below_1_it_is_on_by_itself(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes(mode: KWTA, profile: Profile | None = None, quant: str = "int8") -> bool:
-        lm = opened(model, quant=quant)
-        lm.use(compose([mode]), profile)
+    def takes(mode: KWTA, quant: str = "int8") -> bool:
+        lm = opened(model, mode, quant=quant)
         return "head" in lm.model.slots[-1].taken
 
     assert not takes(KWTA(k=0.5))  # of so few tokens too many are likely
@@ -181,15 +178,21 @@ def test_where_k_is_below_1_it_is_on_by_itself(model: Path, monkeypatch: pytest.
     assert takes(KWTA(k=1.0, head="on", target="mlp", gate="off"))
 
 
-def test_it_is_measured_whether_it_is_faster(model: Path) -> None:
-    def profile(*head: float) -> Profile:
-        return Profile("m", 1, {}, head=np.array(head, np.float32))
+def test_it_is_measured_whether_it_is_faster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kwta, "MANY", 97)
+    head = opened(model).model.weights.head
+    assert KWTA(k=0.5)._takes_head(head, None, LayerSlots())
+    for measured, takes in (((), True), ((2, 1), True), ((1, 2), False)):
+        path = tmp_path / "known.profile"
+        Profile("m", 1, {}, head=np.array(measured, np.float32)).save(path)
+        known = profile.load(path)
+        assert known.head.tolist() == list(measured)
+        assert KWTA(k=0.5)._takes_head(head, known, LayerSlots()) is takes
+        assert KWTA(k=0.5, head="on")._takes_head(head, known, LayerSlots())
 
-    lm = opened(model)
-    head, slots = lm.model.weights.head, LayerSlots()
-    for known, takes in ((None, True), (profile(), True), (profile(2, 1), True), (profile(1, 2), False)):
-        assert kwta.KWTA(k=0.5)._takes_head(head, known, slots) is (takes and head.oc >= kwta.MANY)
-        assert kwta.head_pays(known) is takes
+
+def test_it_has_no_temperature(model: Path) -> None:
+    assert opened(model, KWTA(k=0.5, temp=0.9, head="on")).metrics()["kwta.temp"] == pytest.approx(0.9)
 
 
 def test_a_coarser_head_is_left_alone(model: Path) -> None:

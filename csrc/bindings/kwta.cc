@@ -74,6 +74,7 @@ struct KwtaHeadObject : KwtaHead {
 
 std::map<std::string, double> counts_of(const KwtaHead& k) {
   auto counts = dict_of(k.winners);
+  counts.erase("temp"), counts.erase("slots");  // no budget is shaped here
   counts["head_steps"] = static_cast<double>(k.steps), counts["likely"] = static_cast<double>(k.likely);
   return counts;
 }

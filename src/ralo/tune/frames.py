@@ -12,7 +12,7 @@ from ralo.modes import KWTA, Event, Mode, StatePack
 from ralo.modes.base import ZEROS
 
 KEYS = (256.0, 384.0, 768.0)  # numbers of keys that are tried
-HEAD_HALVED = KWTA(k=1.0, gate="off", head="on")
+HEAD_HALVED = KWTA(k=1.0, gate="off", head="on")  # and nothing else
 FAR = 1024  # tokens of context by which modes that choose keys have begun
 
 
@@ -59,6 +59,7 @@ def _merged(a: Mode, b: Mode) -> Mode | None:
     if isinstance(a, StatePack) and isinstance(b, StatePack) and {a.target, b.target} == {"kv", "mlp"}:
         return replace(a if a.target == "kv" else b, target="both")
     if isinstance(a, KWTA) and isinstance(b, KWTA):
+        # Neurons and the head are on where one of them says so; the channels are of the one that has a dial.
         gate = a.gate if a.gate != "off" else b.gate
         head = "on" if "on" in (a.head, b.head) else b.head
         channels = b if b.where else a
