@@ -20,8 +20,8 @@ import optuna
 import ralo
 from ralo import profile as profiles
 from ralo.modes import Mix
-from ralo.modes.share import GRID, Costs, cheapest
-from ralo.tune.costs import over_grid, share_kl
+from ralo.modes.share import GRID, Costs, Ways, cheapest, share_cost
+from ralo.tune.costs import over_grid
 from ralo.tune.record import Record
 from ralo.tune.sites import Option, Precision, Sites, modes_of, sites
 from ralo.tune.task import shipped
@@ -44,7 +44,9 @@ def main() -> None:
     texts.dial = texts.dial[:8193]
     trials = Trials(lm, Record(None, {}, math.inf), texts, (128,), profile=profile)
     layers = lm.model.cfg.n_layers
-    own = Precision("int8", share_kl(profile, layers, ()), over_grid(profile.seconds))
+    keys = [(i, place) for i in range(layers) for place in PLACES]
+    lists = {key: share_cost(profile, key, Ways()) for key in keys}
+    own = Precision("int8", lists, over_grid(profile.seconds))
     dial = sites("int8", Mix(), [own], True)
     whole = seconds(dial, dict.fromkeys(dial.costs.quality, Option("int8", 1.0)))
 

@@ -19,6 +19,12 @@ struct Listed {
   size_t operator()(size_t i) const { return list[i]; }
 };
 
+// Rows of which the line at `at` is asked for while something else is read.
+struct Soon {
+  const uint8_t* const* row;
+  size_t rows, at;
+};
+
 // Where in a list the first channel lies that is not before `channel`.
 inline size_t first_from(const Channels& c, size_t channel) {
   size_t at = 0;

@@ -116,31 +116,16 @@ INLINE inline void dot_upper_column(const Rows& rows, size_t quads, size_t col, 
   each<8>([&](auto i) INLINE { _mm512_store_si512(sums + i, a[i / 4][i % 4]); });
 }
 
-// As dot_pass; Q quads.
-template <size_t Q, class Asked, bool in_order, class Rows, class Pick>
-[[gnu::noinline]] void dot_upper(const Rows& all, [[maybe_unused]] const Rows& following, const Columnwise& pass,
-                                 HalvesRoom& room, [[maybe_unused]] Ahead<Pick>& ahead) {
+// A whole pass of Q quads; what the following rows have there is asked for.
+template <size_t Q, class Asked, class Rows>
+[[gnu::noinline]] void dot_upper(const Rows& all, const Rows& following, const Columnwise& pass, HalvesRoom& room) {
   const Rows rows = all;
   const size_t whole = pass.columns - pass.half, width = pass.width;
   const bool fresh = pass.fresh;
-  if constexpr (in_order) {
-    auto run = ahead.run();
-    for (size_t col = 0; col < whole; ++col) {
-      if (run.left > 4 * Q) {
-        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&]() INLINE { ask_two<Asked>(run.at); });
-        run.left -= 4 * Q;
-      } else {
-        ahead.go_on(run), ahead.fetch(4 * Q), run = ahead.run();
-        dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, AskNothing());
-      }
-    }
-    ahead.go_on(run);
-  } else {
-    size_t pace = 0;
-    for (size_t col = 0; col < whole; ++col) {
-      typename Rows::Walk next(following, 64 * col);
-      dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&]() INLINE { ask_pair<Asked>(next, pace); });
-    }
+  size_t pace = 0;
+  for (size_t col = 0; col < whole; ++col) {
+    typename Rows::Walk next(following, 64 * col);
+    dot_upper_column<false, Q>(rows, Q, col, width, fresh, room, [&]() INLINE { ask_pair<Asked>(next, pace); });
   }
   if (pass.half) dot_upper_column<true, Q>(rows, Q, whole, width, fresh, room, AskNothing());
 }
@@ -217,11 +202,9 @@ struct Steps {
 };
 
 // Of channels pick(c) to pick(c + n - 1) those that are in the list `fine` from the f-th on; how many. Both ascend.
-template <class Pick>
-size_t find_fine(Pick pick, size_t c, size_t n, const Channels& fine, size_t& f, HalvesRoom& room) {
+inline size_t find_fine(Listed pick, size_t c, size_t n, const Channels& fine, size_t& f, HalvesRoom& room) {
   size_t found = 0;
   for (size_t i = 0; i < n && f < fine.count; ++i) {
-    if constexpr (std::is_same_v<Pick, All>) i = upto(n - 1, fine.list[f] - c);
     while (f < fine.count && fine.list[f] < pick(c + i)) ++f;
     if (f == fine.count || fine.list[f] != pick(c + i)) continue;
     room.fine[found] = fine.list[f++], room.at[found++] = static_cast<uint32_t>(i);
@@ -230,9 +213,8 @@ size_t find_fine(Pick pick, size_t c, size_t n, const Channels& fine, size_t& f,
 }
 
 // Units of n channels, of which `fine` are whole. False: a value is not finite, and bytes cannot say so.
-template <class Pick>
-[[gnu::noinline]] bool find_steps(const Mat& w, Pick pick, const float* x, size_t c, size_t n, size_t fine,
-                                  HalvesRoom& room, Steps& s) {
+[[gnu::noinline]] inline bool find_steps(const Mat& w, Listed pick, const float* x, size_t c, size_t n, size_t fine,
+                                         HalvesRoom& room, Steps& s) {
   float scales[kFold], small, large, inverse;
   for (size_t i = 0; i < n; ++i) room.units[i] = x[pick(c + i)], scales[i] = w.largest[pick(c + i)];
   for (size_t f = 0; f < fine; ++f) room.units[room.at[f]] = 0.f;
@@ -251,27 +233,26 @@ template <class Pick>
 
 // Outputs [o0, o1), whole blocks of kPad; channels pick(i0) to pick(i1 - 1) of `count` in all, of which those that are
 // in the list `fine` too are read whole.
-template <class Pick>
-void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, const Channels& fine, const float* x,
-                  float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room, float* xs) {
-  using Rows = typename InOrder<Pick, kHalfRows>::Rows;
+inline void panel_halves(const Mat& upper, const Mat& lower, Listed pick, size_t count, const Channels& fine,
+                         const float* x, float* y, size_t o0, size_t o1, size_t i0, size_t i1, HalvesRoom& room,
+                         float* xs) {
+  using Rows = InOrder<Listed, kHalfRows>::Rows;
   const size_t rb = upper.row_bytes(), first = o0 / 2, columns = (o1 - o0 + 127) / 128;
   const size_t g0 = o0 / kGroupInt8, groups = (o1 - o0) / kGroupInt8, width = (2 * columns + 15) / 16 * 16;
   const size_t bytes = (o1 - o0) / 2, lead = kHalfRows + lead_bytes() / (64 * columns);
   const bool odd = groups % 2 != 0;  // the last column is half a one
   const Asking asking = asking_for(upper);
-  const bool whole_rows = o1 - o0 == upper.oc;
   const size_t apart = rows_apart(kHalfRows, 64 * columns, kListLead);
   const size_t scales_apart = rows_apart(kHalfRows, 2 * groups, kScalesLead);
   const auto fold = near_rows ? fold_upper<true, Rows> : fold_upper<false, Rows>;
   const auto* scales = reinterpret_cast<const uint8_t*>(upper.scales);
   size_t f0 = i0 < i1 ? first_from(fine, pick(i0)) : 0;
-  Ahead<Pick> first_scales(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
+  Ahead<Listed> first_scales(upper.scales, 2 * upper.groups(), 2 * g0, 2 * groups, pick, i0);
   first_scales.move(i0, upto(i0 + scales_apart, count));
   first_scales.fetch(32);
-  Ahead<Pick> ahead(upper.data, rb, first, bytes, pick, i0);
-  InOrder<Pick, kHalfRows> rows_of(upper.data, rb, pick, i1, i1, count);
-  InOrder<Pick, kHalfRows> scales_of(upper.scales, 2 * upper.groups(), pick, i1, i1, count);
+  Ahead<Listed> ahead(upper.data, rb, first, bytes, pick, i0);
+  InOrder<Listed, kHalfRows> rows_of(upper.data, rb, pick, i1, i1, count);
+  InOrder<Listed, kHalfRows> scales_of(upper.scales, 2 * upper.groups(), pick, i1, i1, count);
   Ahead<Listed> fine_ahead(lower.data, rb, first, bytes, Listed{fine.list}, f0);
   for (size_t c = i0; c < i1; c += kFold) {
     const size_t n = upto(i1 - c, kFold);
@@ -303,11 +284,9 @@ void panel_halves(const Mat& upper, const Mat& lower, Pick pick, size_t count, c
            width, i == 0, room);
       const auto dot = choose_asking(asking, [&](auto how) {
         using Asked = decltype(how);
-        constexpr size_t kQuads = kHalfRows / 4;
-        return whole_rows ? dot_upper<kQuads, Asked, std::is_same_v<Pick, All>, Rows, Pick>
-                          : dot_upper<kQuads, Asked, false, Rows, Pick>;
+        return dot_upper<kHalfRows / 4, Asked, Rows>;
       });
-      dot(rows, following, pass, room, ahead);
+      dot(rows, following, pass, room);
     }
     const float offset = UpperRow::kOffset * UpperRow::kUnit * static_cast<float>(1 << s.shift);
     for (size_t g = 0; g < groups; ++g) room.offset[g] = static_cast<float>(room.zero[g]) * offset;

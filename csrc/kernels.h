@@ -9,6 +9,7 @@
 // low nibbles the first 16. Scales: bf16 per (channel, group of outputs), in channel-major order too.
 // upper, lower: the two halves of int8's bytes, nibbles packed as int4's beside int8's scales. An upper half alone
 // stands for about the middle of the bytes it may belong to; the lower one says how far from there the byte is.
+// coarse: int8's own bytes, of which only the upper halves are looked at.
 constexpr size_t kPad = 64;
 inline size_t padded(size_t outputs) { return (outputs + kPad - 1) / kPad * kPad; }
 constexpr size_t kGroupInt8 = 64;
@@ -21,14 +22,14 @@ constexpr size_t kSharedTokens = 16;     // and so many of several texts: the mo
 constexpr size_t matvec_scratch(size_t tokens) { return 2 * (tokens + 1) * kPanel; }
 
 // proc: weights that are rebuilt from seeds, see Proc. hashed: from a hash, see Hashed. factors: products, see Factors.
-enum class Quant { f32, bf16, int8, int4, upper, lower, proc, hashed, factors };
+enum class Quant { f32, bf16, int8, int4, upper, lower, coarse, proc, hashed, factors };
 inline size_t weight_bytes(Quant q, size_t n) {
-  return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 ? n : n / 2;
+  return q == Quant::f32 ? n * 4 : q == Quant::bf16 ? n * 2 : q == Quant::int8 || q == Quant::coarse ? n : n / 2;
 }
 // Outputs that share a scale; 0: no scales.
 inline size_t group_size(Quant q) {
-  const bool halves = q == Quant::upper || q == Quant::lower;
-  return q == Quant::int8 || halves ? kGroupInt8 : q == Quant::int4 ? kGroupInt4 : 0;
+  const bool parts = q == Quant::upper || q == Quant::lower || q == Quant::coarse;
+  return q == Quant::int8 || parts ? kGroupInt8 : q == Quant::int4 ? kGroupInt4 : 0;
 }
 
 // Weights from seeds. A row's outputs are blocks of kPad, and its columns of kPad seeds (a byte each) share them out: a
@@ -146,6 +147,32 @@ struct NeuronRows {
   // A neuron's weights and its share of the group's scales.
   size_t neuron_bytes() const { return row_bytes() + (group_size(quant) ? 2 * d / group_size(quant) : 0); }
   size_t bytes() const { return f * neuron_bytes(); }
+};
+
+// Upper halves of int8 weights for products that take all channels: tile by tile of 64 outputs, so that a tile is read
+// from its beginning to its end and its sums stay in registers. Four channels of a tile are two lines: byte 4 l + j of
+// line m has of the j-th of them outputs 32 m + l (its low nibble) and 32 m + 16 + l. Those four are every 16th
+// channel: of 64 channels the l-th four are l, 16 + l, 32 + l and 48 + l.
+struct Tiles {
+  const Mat* whole;  // of which they are, outputs from `first` on
+  size_t first;
+  uint8_t* data;         // (tiles, width / 4, 2, 64)
+  uint16_t* scales;      // (tiles, width) bf16, zero past ic
+  const float* largest;  // (ic): of each channel's scales the largest magnitude
+  size_t ic, oc;         // oc: whole tiles
+  size_t width() const { return padded(ic); }
+  size_t count() const { return oc / kPad; }
+  size_t bytes() const { return count() * width() * (kPad / 2 + sizeof(uint16_t)); }
+};
+
+// What a token gives to tiles.
+struct TileInput {
+  const float* units;  // (width): x in units, zero where a channel is read whole
+  float unit;
+  size_t whole;                // channels
+  const uint32_t* list;        // (whole)
+  const float* x;              // (whole)
+  const uint8_t* const* rows;  // (whole): their bytes of int8, from the first tile's outputs on
 };
 
 // The input channels of a matrix that are computed: all of them, or those of an ascending list. The rest is not read.

@@ -37,8 +37,9 @@ Table table(Quant q) {
     case Quant::bf16: return TABLE(bf16);
     case Quant::int8: return TABLE(int8);
     case Quant::int4: return TABLE(int4);
-    case Quant::upper: return {k.matvec_upper, k.matvec_few_upper, k.matmul_upper, nullptr, nullptr, nullptr, nullptr};
-    case Quant::lower: return {k.matvec_lower, k.matvec_few_lower, k.matmul_lower, nullptr, nullptr, nullptr, nullptr};
+    case Quant::upper: return {k.matvec_upper, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    case Quant::lower: return {k.matvec_lower, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    case Quant::coarse: return {nullptr, nullptr, k.matmul_coarse, nullptr, nullptr, nullptr, nullptr};
     case Quant::hashed:
       return {k.matvec_hashed, k.matvec_few_hashed, k.matmul_hashed, nullptr, k.norms_hashed, nullptr, nullptr};
     default: return {k.matvec_proc, k.matvec_few_proc, k.matmul_proc, nullptr, k.norms_proc, nullptr, nullptr};
@@ -296,10 +297,14 @@ size_t apply_halves(const Halves& h, const Channels& kept, const Channels& fine,
   return used_bytes(h.upper, {kept, &h, fine}, o0, o1);
 }
 
-size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, const float* bias, size_t tokens,
-                         float* y, bool add, Many many) {
-  const size_t bytes = apply(h.upper, bias, kept, tokens, y, add, many);
-  return bytes + apply(h.lower, nullptr, fine, tokens, y, true, many);
+size_t apply_coarse(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many) {
+  Mat coarse = w;
+  coarse.quant = Quant::coarse;
+  if (in_bytes(coarse, tokens, many))
+    apply_bytes(coarse, bias, x, tokens, y, add);
+  else
+    apply_many(coarse, bias, x, tokens, y, add);
+  return w.bytes();
 }
 
 size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice, const float* bias, const float* x,

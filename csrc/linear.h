@@ -13,11 +13,11 @@ size_t apply_some(const Mat& w, const Channels& c, const float* bias, const floa
 size_t apply_part(const Mat& w, const Channels& c, const float* bias, const float* x, float* y, size_t o0, size_t o1);
 // int8 weights in two halves of four bits each, so that one half of a channel is one run of bytes that can be left out.
 struct Halves {
-  Mat upper, lower;
+  Mat whole, upper, lower;
 };
 void halve(const Mat& w, const Halves& h);
-// One token, outputs [o0, o1): the upper halves of the channels `kept`, and the lower ones too of `fine`, some of
-// those.
+// One token, outputs [o0, o1): the upper halves of the channels `kept`, a list, and the lower ones too of `fine`, some
+// of those.
 size_t apply_halves(const Halves& h, const Channels& kept, const Channels& fine, const float* bias, const float* x,
                     float* y, bool add, size_t o0, size_t o1);
 // What one token uses of a map: all or some of the channels; where there are halves, of `fine` ones among them both.
@@ -45,9 +45,8 @@ size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice
 size_t apply_used(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1);
 void apply_alone(const Mat& w, const Used& used, const float* bias, const float* x, float* y, size_t o0, size_t o1);
 size_t used_bytes(const Mat& w, const Used& used, size_t o0, size_t o1);
-// Several tokens: x with zeros in place of the channels that are not kept, or not fine (tokens, ic).
-size_t apply_halves_many(const Halves& h, const float* kept, const float* fine, const float* bias, size_t tokens,
-                         float* y, bool add, Many many);
+// Several tokens and the upper halves of int8 weights.
+size_t apply_coarse(const Mat& w, const float* bias, const float* x, size_t tokens, float* y, bool add, Many many);
 // y[j] = sum of x[i] W[i][j], x (d), for the neurons j of an ascending list, nothing else of y is written;
 // list null: all of them.
 size_t neurons(const NeuronRows& w, const uint32_t* list, size_t count, const float* x, float* y);

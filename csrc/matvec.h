@@ -54,7 +54,7 @@ void matvec(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
 }  // namespace
 }  // namespace ISA
 
-#define MATVEC(quant, Row, By)                                                                                    \
+#define MATVEC_ONE(quant, Row, By)                                                                                \
   void matvec_##quant(const Mat& w, const Channels& c, const float* x, float* y, size_t o0, size_t o1, size_t i0, \
                       size_t i1) {                                                                                \
     alignas(64) float scratch[matvec_scratch(1)];                                                                 \
@@ -63,7 +63,9 @@ void matvec(const Mat& w, Pick pick, size_t count, const Tokens<Most>& tokens, s
       matvec<Row, By>(w, Listed{c.list}, c.count, token, o0, o1, i0, i1, scratch);                                \
     else                                                                                                          \
       matvec<Row, By>(w, All{}, c.count, token, o0, o1, i0, i1, scratch);                                         \
-  }                                                                                                               \
+  }
+#define MATVEC(quant, Row, By)                                                                                    \
+  MATVEC_ONE(quant, Row, By)                                                                                      \
   void matvec_few_##quant(const Mat& w, const float* x, size_t tokens, float* y, size_t o0, size_t o1, size_t i0, \
                           size_t i1, float* scratch) {                                                            \
     matvec<Row, By>(w, All{}, w.ic, Tokens<kSharedTokens>{x, y, tokens, w.ic, w.oc}, o0, o1, i0, i1, scratch);    \

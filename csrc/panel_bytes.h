@@ -51,16 +51,15 @@ inline __m512i panel_row(Int4Row, const uint8_t* row, size_t o) {
   const __m512i high = _mm512_and_si512(both, _mm512_set1_epi8(-16));
   return _mm512_permutexvar_epi32(order, _mm512_xor_si512(high, _mm512_set1_epi8(-128)));
 }
-inline __m512i panel_row(UpperRow, const uint8_t* row, size_t o) {  // 16 times the nibble, and 8
-  return _mm512_or_si512(panel_row(Int4Row(), row, o), _mm512_set1_epi8(8));
+inline __m512i panel_row(CoarseRow, const uint8_t* row, size_t o) {  // the upper half, and 8
+  const __m512i upper = _mm512_and_si512(panel_row(Int8Row(), row, o), _mm512_set1_epi8(-16));
+  return _mm512_or_si512(upper, _mm512_set1_epi8(8));
 }
 // 2^15 of what a word stands for, where its byte was panel_row's times 256 and the largest scale 32767: in scales.
 template <class Row>
 constexpr float kWordUnits = 32768.f / 256 * (32768.f / 32767);
 template <>
 constexpr float kWordUnits<Int4Row> = kWordUnits<Int8Row> / 16;
-template <>
-constexpr float kWordUnits<LowerRow> = kWordUnits<Int4Row>;
 
 // Scales of channels [i0, i0 + n) of a panel in units of 1 / 32767 of the largest magnitude, which is returned, or NaN
 // where one is not finite. Two in a row: of the panel's halves.

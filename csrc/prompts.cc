@@ -27,11 +27,10 @@ ByteRows rounded(const float* x, size_t tokens, size_t ic) {
 
 auto kernel_of(Quant quant) {
   const Kernels& k = kernels();
-  return quant == Quant::int8    ? k.matmul_bytes_int8
-         : quant == Quant::int4  ? k.matmul_bytes_int4
-         : quant == Quant::upper ? k.matmul_bytes_upper
-         : quant == Quant::lower ? k.matmul_bytes_lower
-                                 : k.matmul_bytes_proc;
+  return quant == Quant::int8     ? k.matmul_bytes_int8
+         : quant == Quant::int4   ? k.matmul_bytes_int4
+         : quant == Quant::coarse ? k.matmul_bytes_coarse
+                                  : k.matmul_bytes_proc;
 }
 
 void multiply(const Mat& w, const ByteRows& rows, const float* bias, float* y, bool add) {

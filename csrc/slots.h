@@ -60,8 +60,9 @@ struct Mlp;
 
 // Of a linear map: which parts of its input are used, and so which weights are read.
 struct Input : Slot {
-  const size_t n;  // channels
-  explicit Input(size_t n_) : n(n_) {}
+  const size_t n;        // channels
+  const size_t outputs;  // of the map, where it is made for one; 0: any
+  explicit Input(size_t n_, size_t outputs_ = 0) : n(n_), outputs(outputs_) {}
   virtual size_t apply(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) = 0;
   // What is used of the token at `position`, until the next call; for a slot that computes a part of the map by itself.
   virtual Used choose(const float* /*x*/, size_t /*position*/, Place /*place*/, const Pass& /*pass*/) {

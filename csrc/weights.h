@@ -59,6 +59,15 @@ struct HalfRow : Int4Row {
 using UpperRow = HalfRow<true>;
 using LowerRow = HalfRow<false>;
 
+// Of int8's bytes only the upper halves.
+struct CoarseRow : Int8Row {
+  static void read(const uint8_t* row, size_t o, V* out) {
+    uint8_t bytes[kBlock];
+    for (size_t i = 0; i < kBlock; ++i) bytes[i] = static_cast<uint8_t>((row[o + i] & 0xf0) | 8);
+    Int8Row::read(bytes, 0, out);
+  }
+};
+
 struct ProcRow {};  // rebuilt from seeds, see unpack_row
 
 // The group, counted from the block's first, that vector v of a block belongs to.

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import refused
 from reference import linear
 from tiny import write_hf
 
 import ralo
-from ralo import KWTA, RaloError, autotune, texts
+from ralo import KWTA, RaloError, _core, autotune, texts
 from ralo import profile as profiles
 from ralo.autotune import tune_k
-from ralo.calibrate import calibrate
+from ralo.calibrate import Far, calibrate
 from ralo.compose import compose
 from ralo.formats import safetensors
+from ralo.memory import Arena
+from ralo.modes.base import LayerSlots
+from ralo.modes.share import FINE
 from ralo.plan import Setup
 from ralo.quality import Quality
 from ralo.sequence import Sequence
@@ -41,9 +46,6 @@ def profile(lm):
 
 def inputs(lm, layer: int, place: str) -> np.ndarray:
     """Through a tap, in one pass."""
-    from ralo import _core
-    from ralo.modes.base import LayerSlots
-
     tap = _core.Tap(getattr(lm.model.weights.layers[layer], place).ic)
     slots = [LayerSlots() for _ in lm.model.layers]
     slots[layer].put(place, tap, "test", "")
@@ -103,7 +105,42 @@ def test_saved_and_read_back(profile, lm, tmp_path):
     assert all(np.array_equal(profile.winners[i], again.winners[i]) for i in range(2))
     assert all(np.array_equal(profile.gates[i], again.gates[i]) for i in range(2))
     assert all(np.array_equal(profile.inputs[i], again.inputs[i]) for i in range(2))
+    assert profile.halved == profile.tiled == again.halved == again.tiled == {} and again.head.size == 0
+    assert all(place.half.size == 0 for place in again.places.values()), "weights of other precisions have none"
     again.check(lm.model.weights, "it")
+
+
+@pytest.fixture(scope="module")
+def of_int8(directory):
+    return calibrate(ralo.load(directory, "int8"), TOKENS, 50)
+
+
+def test_what_is_known_of_halves_is_saved_and_read_back(of_int8, tmp_path):
+    of_int8.save(tmp_path / "a.profile")
+    again = profiles.load(tmp_path / "a.profile")
+    assert set(of_int8.halved) == set(again.halved) == set(of_int8.tiled) == set(again.tiled) == set(PLACES)
+    for place in PLACES:
+        assert again.halved[place].shape == (2, 4) and np.array_equal(again.halved[place], of_int8.halved[place])
+        assert isinstance(again.tiled[place], float) and again.tiled[place] == np.float32(of_int8.tiled[place])
+    assert again.head.shape == (2,) and np.array_equal(again.head, of_int8.head)
+    for key, place in of_int8.places.items():
+        assert place.half.shape == (1,) and np.array_equal(again.places[key].half, place.half)
+    replace(again, tiled={"up": 0.25}).save(tmp_path / "b.profile")
+    assert profiles.load(tmp_path / "b.profile").tiled == {"up": 0.25}
+
+
+def test_what_halves_cost(directory, of_int8):
+    """As tiles of one place, everything else dense."""
+    lm = ralo.load(directory, "int8")
+    for key in ((0, "qkv"), (1, "down")):
+        matrix = getattr(lm.model.weights.layers[key[0]], key[1])
+        fine = max(1, round(FINE * matrix.ic))
+        slots = [LayerSlots() for _ in lm.model.layers]
+        tiles = _core.KwtaTiles(matrix.ic, of_int8.places[key].norms, matrix.tiles(Arena()), fine)
+        slots[key[0]].put(key[1], tiles, "test", "")
+        lm.model.use(slots)
+        found = Far(lm, TOKENS[:51]).kl()
+        assert of_int8.places[key].half[0] == pytest.approx(found) and found > 0
 
 
 def test_every_precision_has_one_fingerprint_and_another_model_another(directory, lm, tmp_path):
@@ -133,13 +170,37 @@ def test_a_profile_beside_the_model_is_found(profile, tmp_path):
         ({}, "is not a profile"),
         ({"ralo_profile": "{"}, "is not a profile"),
         ({"ralo_profile": "[]"}, "is not a profile"),
-        ({"ralo_profile": '{"format": 9}'}, "is a profile of format 9, this ralo reads 2"),
+        ({"ralo_profile": '{"format": 9}'}, "is a profile of format 9, this ralo reads 3"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, notes: dict[str, str], message: str) -> None:
     safetensors.write_file(tmp_path / "a", {"x": np.zeros(3, np.float32)}, notes)
     with pytest.raises(RaloError, match=message):
         profiles.load(tmp_path / "a")
+
+
+def test_an_older_profile_is_refused_in_one_line(profile, tmp_path, monkeypatch, capsys):
+    """It says nothing of tiles, and its places by halves were measured as lists."""
+    model, path = write_hf(tmp_path / "model", "llama"), tmp_path / "old.profile"
+    with monkeypatch.context() as before:
+        before.setattr(profiles, "FORMAT", 2)
+        profile.save(path)
+    line = refused(capsys, "run", "-m", model, "-p", "a", "-n", "1", "--kwta=on", "--profile", path)
+    assert line == f"ralo run: {path}: is a profile of format 2, this ralo reads 3; make it anew with ralo calibrate"
+
+
+def test_an_array_that_is_missing_or_too_much_is_no_profile(of_int8, tmp_path):
+    of_int8.save(tmp_path / "a")
+    arrays = {name: np.array(t.stored()) for name, t in safetensors.open_file(tmp_path / "a").items()}
+    for name, changed in {
+        "layers.0.up.kl": None,
+        "tiled.up": np.zeros(0, np.float32),
+        "tiled": np.zeros(1, np.float32),
+    }.items():
+        kept = {**arrays, name: changed} if changed is not None else {n: a for n, a in arrays.items() if n != name}
+        safetensors.write_file(tmp_path / "b", kept, safetensors.metadata(tmp_path / "a"))
+        with pytest.raises(RaloError, match="is not a profile; make one with ralo calibrate"):
+            profiles.load(tmp_path / "b")
 
 
 def test_tuning_stays_within_the_budget(lm, profile, monkeypatch):

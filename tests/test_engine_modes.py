@@ -16,6 +16,7 @@ from ralo.modes.base import Mode
 
 MODES: dict[str, tuple[Mode, ...]] = {
     "kwta": (KWTA(k=0.5),),
+    "kwta, halves": (KWTA(k=0.5),),  # of int8 weights
     "kwta, duty": (KWTA(k=0.5, duty=3),),
     "kwta, keys": (KWTA(k=0.9, keys=0.3, keys_min=8),),
     "event": (Event(hold=8, keys=16, min_ctx=0),),
@@ -32,7 +33,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", MODES)
 def test_modes_without_a_guard(directory: Path, name: str) -> None:
     """As alone, beside dense texts; also where a beginning was known."""
-    lm, dense = opened(directory, *MODES[name]), opened(directory)
+    quant = "int8" if "halves" in name else "f32"
+    lm, dense = opened(directory, *MODES[name], quant=quant), opened(directory, quant=quant)
     desk = Desk(lm)
     for turn in range(2):
         jobs = [desk.ask(prompt, 30, dense=i % 3 == 1) for i, prompt in enumerate(PROMPTS)]

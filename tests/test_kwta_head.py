@@ -26,6 +26,7 @@ from ralo.remake.values import values
 
 HEAD = KWTA(k=1.0, gate="off", head="on")  # nothing else is skipped
 LEAST = 0.012  # of 97 tokens about a third
+FINE = 6  # of 128 channels
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def a_third_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kwta, "LIKELY", LEAST)
+    monkeypatch.setattr(kwta, "HEAD_FINE", FINE / 128)
 
 
 def hidden(lm: LM) -> np.ndarray:
@@ -69,12 +71,13 @@ def test_scores_are_those_of_the_two_references(model: Path) -> None:
     lm = opened(model, HEAD)
     head, x, found = lm.model.weights.head, hidden(lm), decoded(lm)
     rows, (upper, lower) = head.turned("head", Arena()), halves.split(head.data)
+    every = np.arange(head.ic, dtype=np.uint32)
     whole = x @ values(rows.quant, rows.data, rows.scales)[:, : head.ic].T
     size = np.abs(values(head.quant, head.data, head.scales))
     rough = np.empty_like(whole)
     for t, row in enumerate(x):
-        fine = np.sort(np.argsort(-np.abs(row) * np.sqrt((size**2).sum(axis=1)))[:6]).astype(np.uint32)
-        rough[t] = halves.apply(upper, lower, head.scales, row, None, fine)[: whole.shape[1]]
+        fine = np.sort(np.argsort(-np.abs(row) * np.sqrt((size**2).sum(axis=1)))[:FINE]).astype(np.uint32)
+        rough[t] = halves.apply(upper, lower, head.scales, row, every, fine)[: whole.shape[1]]
     likely, unlikely = shares(rough) > 1.1 * LEAST, shares(rough) < LEAST / 1.1
     assert likely.mean() > 0.1 and unlikely.mean() > 0.3
     for which, want, near in ((likely, whole, 2e-3), (unlikely, rough, 2e-2)):  # beside halves x has one byte
@@ -105,9 +108,9 @@ def test_what_is_skipped_is_what_dense_reads_more(model: Path) -> None:
     assert metrics["kwta.bytes_skipped"] == skipped
     assert 10 < metrics["kwta.scores"] < 60
     counts = slot_of(lm).counts()
-    steps, fine = counts["head_steps"], counts["fine"]
-    upper, rows = lm.model.weights.head.oc // 2 + 2 * lm.model.weights.head.oc // 64, 128 + 2 * 2
-    assert counts["bytes_read"] == steps * 128 * upper + fine * upper + counts["likely"] * rows
+    assert (counts["head_steps"], counts["steps"], counts["fine"]) == (60, 60, 60 * FINE)
+    tile, whole, row = 128 * (64 // 2 + 2), 128 + 2 * 2, 128 + 2 * 2  # 128 channels and as many outputs; one of either
+    assert counts["bytes_read"] == 60 * (2 * tile + FINE * whole) + counts["likely"] * row
 
 
 def test_quality_is_of_what_decoding_gives(model: Path) -> None:
@@ -201,13 +204,15 @@ def test_a_coarser_head_is_left_alone(model: Path) -> None:
     assert lm.model.slots[-1].left["head"] == "kwta leaves it to mix"
 
 
-def test_it_is_shown(model: Path) -> None:
+@pytest.mark.parametrize("fine", [FINE, 3])
+def test_it_is_shown(model: Path, fine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kwta, "HEAD_FINE", fine / 128)
     lm = opened(model, HEAD)
     (row,) = [row for row in plan(lm) if row["matrix"] == "head"]
-    assert row["runs"] == f"kwta: by halves, 6 channels whole; whole scores of tokens from {LEAST} on"
+    assert row["runs"] == f"kwta: by halves, {fine} of its channels whole; whole scores of tokens from {LEAST} on"
     head = lm.model.weights.head
     kept = lm.model.slots[-1].taken["head"].nbytes
-    assert kept == head.data.nbytes + head.turned("head", Arena()).nbytes
+    assert kept == head.tiles(Arena()).nbytes + head.turned("head", Arena()).nbytes < 1.6 * head.nbytes
     assert lm.model.nbytes == lm.model.weights.nbytes + kept
 
 

@@ -57,10 +57,10 @@ def coarse_slots(lm: LM) -> list[CoarseSlot]:
     return [o.slot for s in lm.model.slots for o in s.taken.values() if isinstance(o.slot, CoarseSlot)]
 
 
-def at_int4(lm: LM, *modes, places=PLACES) -> LM:
+def at_int4(lm: LM, *modes, places=PLACES, quant="int4") -> LM:
     """A model whose own weights are what the mode would make of this one's."""
     layers = tuple(
-        layer.using({place: rounded(getattr(layer, place), "int4", Arena()) for place in places})
+        layer.using({place: rounded(getattr(layer, place), quant, Arena()) for place in places})
         for layer in lm.model.weights.layers
     )
     weights = replace(lm.model.weights, layers=layers)
@@ -94,6 +94,18 @@ def test_on_differs_from_dense_and_dense_does_not_change(model, target):
     assert np.array_equal(decoded(lm, dense=True), dense)
     assert filled(lm) == [{f"{p}_weights" for p in PARTS[target]}] * 2
     assert np.array_equal(decoded(lm), decoded(at_int4(plain, places=PARTS[target])))
+
+
+@pytest.mark.parametrize("k", [0.97, 0.5])
+@pytest.mark.parametrize("quant", ["f32", "bf16"])
+def test_by_halves_of_what_stands_in(model, quant, k):
+    """Channels that are read whole are those of the weights that stand in, not of the model's own."""
+    halves = KWTA(k=k, gate="off", head="off")
+    lm, own = opened(model, halves, Mix(quant="int8"), quant=quant), opened(model, quant=quant)
+    at_int8 = at_int4(own, halves, quant="int8")
+    assert any("halves" in o.runs for s in lm.model.slots for o in s.taken.values())
+    assert np.array_equal(decoded(lm), decoded(at_int8))
+    assert np.array_equal(losses(lm.model, TOKENS, 60), losses(at_int8.model, TOKENS, 60))
 
 
 def test_prompts_are_dense(model):

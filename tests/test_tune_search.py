@@ -11,8 +11,9 @@ import pytest
 from test_tune_sites import settings_at
 
 from ralo.modes import KWTA, TT, Event, Mix, Mode, StatePack
-from ralo.modes.base import TARGETS
-from ralo.modes.share import Costs
+from ralo.modes.base import TARGETS, Override
+from ralo.modes.share import KEEP_ALL, Costs
+from ralo.tune.frames import GATE_HALVED, HEAD_HALVED, joined
 from ralo.tune.record import OutOfTime
 from ralo.tune.search import CHECKS, MARGIN, TOGETHER, WORTH, Found, Search
 from ralo.tune.sites import Option, Sites
@@ -40,6 +41,8 @@ class World:
     head_seen: bool = True  # whether its costs say how fast
     drafts: float = 0.5  # speed of verified drafts beside their plan's
     act: str = "silu"
+    gated: bool = True
+    quant: str = "int8"
     goal: str = "latency"
     contexts: tuple[int, ...] = (128,)
     lucky: set[str] = field(default_factory=set)  # modes of the plans that are measured in a better moment than others
@@ -50,8 +53,9 @@ class World:
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         head = SimpleNamespace(quant="int8", oc=8192 if "kwta head" in self.whole else 64)
-        cfg = SimpleNamespace(act=self.act, gated=True)
-        self.lm = SimpleNamespace(model=SimpleNamespace(cfg=cfg, weights=SimpleNamespace(head=head)))
+        cfg = SimpleNamespace(act=self.act, gated=self.gated)
+        model = SimpleNamespace(cfg=cfg, weights=SimpleNamespace(head=head))
+        self.lm = SimpleNamespace(quant=self.quant, model=model)
         share, coarse = np.array([o.share for o in OPTIONS]), np.array([o.quant == "int4" for o in OPTIONS])
         self.quality, self.effort = {}, {}
         for key in KEYS:
@@ -121,7 +125,7 @@ class World:
         options = {key: OPTIONS[i] for key, i in self._options(modes).items()}
         read = {key: o if self.skips else replace(o, share=1.0) for key, o in options.items()}
         took = sum(self.effort[key][OPTIONS.index(o)] for key, o in read.items()) / self.dense_s
-        dialled = any(isinstance(m, Mix) or m.where for m in modes)
+        dialled = any(isinstance(m, Mix) or m.where for m in modes if m != GATE_HALVED)
         speed = (self.slow if dialled else 1.0) / (REST + (1 - REST) * float(took))
         for name in self._whole(modes):
             speed *= self.whole[name][1]
@@ -136,6 +140,7 @@ class World:
         made = {place for m in modes if isinstance(m, TT) for place in TARGETS[m.target]}
         dialled = [m for m in modes if isinstance(m, Mix | KWTA)]
         here = {key: Option(*settings_at(dialled, *key)) for key in KEYS if key[1] not in made}
+        here = {key: replace(o, share=1.0) if o.share == KEEP_ALL else o for key, o in here.items()}  # of a frame
         return {key: OPTIONS.index(option) for key, option in here.items()}
 
     @staticmethod
@@ -149,13 +154,15 @@ class World:
                 out += ["state-pack mlp"] * (mode.target != "kv")
                 out += [f"state-pack {mode.keys:g} keys"] * (mode.target != "mlp")
             out += ["kwta head"] * (isinstance(mode, KWTA) and mode.head == "on")
-            out += ["kwta gate"] * (isinstance(mode, KWTA) and mode.gate != "off" and self.act == "relu")
+            if isinstance(mode, KWTA) and mode.gate != "off" and self.act == "relu":
+                halved = any(mode.at(*key).k == KEEP_ALL for key in KEYS)
+                out.append("kwta gate by halves" if halved else "kwta gate")
             out += ["event"] * (isinstance(mode, Event) and mode.verify == "off")
             out += ["tt"] * isinstance(mode, TT)
         return out
 
 
-SLOWER = {"event": (0.0, 0.9)}
+SLOWER = {"event": (0.0, 0.9), "kwta gate by halves": (0.0, 0.9)}
 
 
 def search(world: World, budget: float = 2.0, **settings) -> Search:
@@ -371,6 +378,50 @@ def test_of_a_kind_the_faster_one_whatever_the_minute_it_was_tried_in():
     best, looking = told(World(2, act="relu", whole=whole, lucky={"kwta"}))
     alone = {found.name: found.speed for found in looking.tried}
     assert alone["kwta gate"] > alone["state-pack mlp"] and "state-pack" in names(best.modes)
+
+
+HALVED = "kwta gate by halves"
+
+
+@pytest.mark.parametrize(
+    ("world", "tried"),
+    [
+        ({}, {"kwta gate", HALVED}),
+        ({"goal": "throughput"}, {"kwta gate", HALVED}),
+        ({"goal": "memory"}, {"kwta gate"}),  # tiles take more of it
+        ({"quant": "int4"}, {"kwta gate"}),
+        ({"act": "silu"}, set()),
+        ({"gated": False}, set()),
+    ],
+    ids=str,
+)
+def test_gates_by_halves_are_tried_where_there_are_gates_and_halves(world, tried):
+    _, looking = told(World(2, **{"act": "relu", "whole": dict(RELU)} | world))
+    frames = {found.name: found.modes for found in looking.tried if "gate" in found.name}
+    assert set(frames) == tried
+    for name, (mode,) in frames.items():
+        least = {"up": KEEP_ALL} if name == HALVED else {}
+        assert mode.gate == "auto" and all(mode.at(*key).k == least.get(key[1], 1.0) for key in KEYS)
+
+
+@pytest.mark.parametrize(("percent", "speed", "taken"), [(0.5, 1.5, True), (0.5, 1.1, False), (0.9, 1.5, False)])
+def test_a_gate_by_halves_is_one_of_its_kind(percent, speed, taken):
+    """It loses something, which the budget must have room for, and it must be faster than what loses nothing."""
+    _, looking = told(World(2, act="relu", whole={**RELU, HALVED: (percent, speed)}))
+    (alone,) = [found for found in looking.tried if found.name == HALVED]
+    assert alone.modes == (GATE_HALVED,) and alone.speed == pytest.approx(speed)
+    joint = [found for found in looking.tried if found.name == TOGETHER]
+    assert joint and all(("state-pack" not in names(found.modes)) == taken for found in joint)
+    gates = [mode.gate for found in joint for mode in found.modes if isinstance(mode, KWTA)]
+    assert set(gates) == {"auto" if taken else "off"}
+
+
+def test_of_a_gate_by_halves_and_a_dial_the_dial_has_the_channels():
+    dialled = KWTA(k=1.0, gate="off", where=(Override(frozenset({0}), frozenset({"o"}), {"k": 0.5}),))
+    assert joined((GATE_HALVED,), (dialled,)) == (replace(dialled, gate="auto"),)
+    both = (replace(GATE_HALVED, head="on"),)
+    assert joined((GATE_HALVED,), (HEAD_HALVED,)) == joined((HEAD_HALVED,), (GATE_HALVED,)) == both
+    assert joined((GATE_HALVED,), (Mix(),)) == (Mix(), GATE_HALVED)
 
 
 def test_kinds_are_combined():

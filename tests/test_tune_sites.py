@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from tiny import write_hf
 
+import ralo
+from ralo.calibrate import calibrate
 from ralo.compose import compose
+from ralo.lm import LM
 from ralo.modes import KWTA, Mix
 from ralo.modes.base import TARGETS
-from ralo.modes.share import GRID, KEEP_ALL, Costs
+from ralo.modes.share import GRID, KEEP_ALL, Costs, Ways, share_cost, share_time
 from ralo.plan import read_plan, tables_of, write_toml
+from ralo.profile import Profile
+from ralo.timing import TIMED
+from ralo.tune.record import Record
+from ralo.tune.search import TOGETHER
 from ralo.tune.sites import Option, Precision, Sites, modes_of, sites
+from ralo.tune.task import NEVER, Wish, dials
 from ralo.weights import PLACES
 
 KEYS = [(layer, place) for layer in range(2) for place in PLACES]
@@ -109,10 +119,10 @@ def test_only_some_places():
 # ---------------------------------------------------------------- options from measured costs
 
 
-def measured(skipping: bool = True, quants=("int8", "int4"), halved: bool = False) -> Sites:
+def measured(skipping: bool = True, quants=("int8", "int4")) -> Sites:
     shares = {key: np.where(GRID >= 1, 0.0, (1 - GRID) * (1 + key[0])) for key in KEYS}
     found = {
-        "int8": Precision("int8", shares, {place: (10 + i) * GRID for i, place in enumerate(PLACES)}, halved),
+        "int8": Precision("int8", shares, {place: (10 + i) * GRID for i, place in enumerate(PLACES)}),
         "int4": Precision(
             "int4",
             {key: curve + 0.25 + key[0] for key, curve in shares.items()},
@@ -124,9 +134,8 @@ def measured(skipping: bool = True, quants=("int8", "int4"), halved: bool = Fals
 
 def test_costs_add_up():
     dial = measured()
-    kept = [share for share in GRID if share >= 1 or share < KEEP_ALL]
-    assert [(o.quant, o.share) for o in dial.options] == [(q, s) for q in ("int8", "int4") for s in kept]
-    assert 1.0 in kept and 0.98 not in kept, "choosing nearly all costs more than it saves"
+    assert [(o.quant, o.share) for o in dial.options] == [(q, s) for q in ("int8", "int4") for s in GRID]
+    assert 1.0 in GRID and 0.98 in GRID, "all by halves"
     for (layer, place), quality in dial.costs.quality.items():
         effort = dial.costs.effort[layer, place]
         for i, option in enumerate(dial.options):
@@ -134,12 +143,6 @@ def test_costs_add_up():
             skipped = 0.0 if option.share == 1 else (1 - option.share) * (1 + layer)
             assert quality[i] == pytest.approx(coarse * (0.25 + layer) + skipped)
             assert effort[i] == pytest.approx(((5 if coarse else 10) + list(PLACES).index(place)) * option.share)
-
-
-def test_where_weights_are_read_by_halves_keeping_everything_is_an_option():
-    shares = {quant: {o.share for o in measured(halved=True).options if o.quant == quant} for quant in ("int8", "int4")}
-    assert 0.98 in shares["int8"] and 0.98 not in shares["int4"]
-    assert {o.share for o in measured(halved=True, skipping=False).options} == {1.0}
 
 
 def test_some_options_only():
@@ -152,6 +155,68 @@ def test_some_options_only():
 def test_a_free_choice_is_the_models_own():
     assert set(measured().within(0.0).values()) == {Option("int8", 1.0)}
     assert modes_of(measured().within(0.0), "int8", Mix()) == ()
+
+
+# ---------------------------------------------------------------- options of a model
+
+
+TOKENS = np.random.default_rng(4).integers(2, 97, 101).tolist()
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> dict[str, tuple[LM, Profile]]:
+    """Models by activation, and times of their places: whole channels by how many they are, and less by halves."""
+    seconds = {place: np.array([TIMED, TIMED], np.float32) * [[1], [4 + i]] for i, place in enumerate(PLACES)}
+    halved = {place: took * [[1], [0.6]] for place, took in seconds.items()}
+    tiled = {place: 0.55 * float(took[1, -1]) for place, took in seconds.items()}
+    out = {}
+    for act in ("silu", "relu"):
+        directory = write_hf(tmp_path_factory.mktemp("sites") / act, "llama", hidden_act=act, hidden_size=128)
+        lm = ralo.load(directory, "int8")
+        out[act] = lm, replace(calibrate(lm, TOKENS, 40), seconds=seconds, halved=halved, tiled=tiled)
+    return out
+
+
+def dial_of(lm: LM, profile: Profile, goal: str = "latency") -> Sites:
+    wish, record = Wish("int8", goal, (8,)), Record(None, {}, 1e9)
+    return dials(lm, profile, wish, Mix(), TOKENS, record, lambda share: None)[TOGETHER]
+
+
+@pytest.mark.parametrize("act", ["silu", "relu"])
+def test_options_are_as_the_profile_says(known, act):
+    """But for neurons that relu shuts: they are skipped as a whole, and of the gate all is read, at most by halves."""
+    lm, profile = known[act]
+    dial, both = dial_of(lm, profile), Ways(True, True)
+    assert [o.share for o in dial.options] == GRID.tolist() and {o.quant for o in dial.options} == {"int8"}
+    open_neurons = np.mean([(gates > 0).mean() for gates in profile.gates.values()])
+    for key, quality in dial.costs.quality.items():
+        kl, took = share_cost(profile, key, both), share_time(profile, key[1], both)
+        if act == "relu" and key[1] == "up":
+            kl, took = np.where(GRID < KEEP_ALL, NEVER, kl), (took + open_neurons * took[-1]) / 2
+        if act == "relu" and key[1] == "down":
+            kl, took = np.where(GRID < 1, NEVER, kl), open_neurons * took
+        np.testing.assert_array_equal(quality, kl)
+        np.testing.assert_allclose(dial.costs.effort[key], took)
+    assert act == "silu" or 0.1 < open_neurons < 0.9
+
+
+def test_of_gates_that_shut_neurons_all_is_read(known):
+    """Whatever the budget: whole or by halves, and the neurons that are open whole."""
+    seen: dict[str, dict[str, set[float]]] = {act: {place: set() for place in PLACES} for act in known}
+    for act, loss in product(known, (0.0, *np.geomspace(1e-4, 10, 30))):
+        for (_, place), option in dial_of(*known[act]).within(loss).items():
+            seen[act][place].add(option.share)
+    assert seen["relu"]["up"] == {0.98, 1.0} and seen["relu"]["down"] == {1.0}
+    assert min(map(len, [seen["relu"]["qkv"], seen["relu"]["o"], *seen["silu"].values()])) > 3
+    lm, profile = known["relu"]
+    modes = modes_of(dial_of(lm, profile).within(10), "int8", Mix())
+    lm.use(compose(modes), profile)
+    assert [s.taken["mlp"].runs for s in lm.model.slots] == ["gate first by halves, neurons it does not block"] * 2
+
+
+@pytest.mark.parametrize("act", ["silu", "relu"])
+def test_where_memory_counts_nothing_is_skipped(known, act):
+    assert {o.share for o in dial_of(*known[act], goal="memory").options} == {1.0}
 
 
 # ---------------------------------------------------------------- as modes, as a plan

@@ -35,6 +35,7 @@ size_t row_stride(const Rows<T>& a) {
 
 void bind_linear(nb::module_& m);
 void bind_halves(nb::module_& m);
+void bind_tiles(nb::module_& m);
 void bind_proc(nb::module_& m);
 void bind_hashed(nb::module_& m);
 void bind_factors(nb::module_& m);

@@ -25,7 +25,9 @@ struct NormObject {
 };
 
 void need_fit(const Input* input, const Linear& l) {
-  if (input) need(input->n == l.w->ic, "a slot is of another width than its matrix");
+  if (!input) return;
+  need(input->n == l.w->ic, "a slot is of another width than its matrix");
+  need(!input->outputs || input->outputs == l.w->oc, "a slot reads weights of another shape than its matrix");
 }
 
 void need_fit(const WeightSlot* others, const Linear& l) {

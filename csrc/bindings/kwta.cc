@@ -3,6 +3,7 @@
 
 #include "halves.h"
 #include "modes/kwta_head.h"
+#include "tiles_object.h"
 
 Rule rule_of(const std::string& pick, double amount, float temp, float guess) {
   need(amount >= 0 && temp > 0, "the amount must not be negative, the temperature must be positive");
@@ -17,8 +18,9 @@ Rule rule_of(const std::string& pick, double amount, float temp, float guess) {
   return {Pick::mass, 0, 0, f, temp};
 }
 
-std::map<std::string, double> dict_of(const Winners& w) {
-  const KwtaCounts& c = w.counts;
+namespace {
+
+std::map<std::string, double> dict_of(const KwtaCounts& c) {
   const auto number = [](uint64_t n) { return static_cast<double>(n); };
   return {{"steps", number(c.steps)},
           {"channels", number(c.channels)},
@@ -28,9 +30,15 @@ std::map<std::string, double> dict_of(const Winners& w) {
           {"bytes_read", number(c.bytes_read)},
           {"bytes_skipped", static_cast<double>(c.bytes_skipped)},
           {"changed", c.changed},
-          {"compared", number(c.compared)},
-          {"temp", w.chooser.rule.temp},
-          {"slots", 1}};
+          {"compared", number(c.compared)}};
+}
+
+}  // namespace
+
+std::map<std::string, double> dict_of(const Winners& w) {
+  auto out = dict_of(w.counts);
+  out["temp"] = w.chooser.rule.temp, out["slots"] = 1;
+  return out;
 }
 
 namespace {
@@ -54,27 +62,38 @@ struct KwtaInputObject : KwtaInput {
   }
 };
 
+// How the best of all channels are chosen.
+Chooser best_of(size_t n, const Norms& norms, const TilesObject& tiles, size_t fine, float guess) {
+  if (norms) need(norms->shape(0) == n, "norms must be (n,)");
+  need(tiles.t.ic == n && tiles.t.oc == tiles.t.whole->oc, "the tiles are of another matrix");
+  need(fine <= n && guess >= 0, "fine channels are some of n");
+  return {n, 1, norms ? norms->data() : nullptr, {guess > 0 ? Pick::near : Pick::top, fine, guess, 0, 1}};
+}
+
+struct KwtaTilesObject : KwtaTiles {
+  Norms kept;
+  nb::object of;
+  KwtaTilesObject(size_t n, Norms norms, const TilesObject& t, size_t fine, float guess)
+      : KwtaTiles(&t.t, best_of(n, norms, t, fine, guess)), kept(std::move(norms)), of(nb::find(t)) {}
+};
+
 struct KwtaHeadObject : KwtaHead {
   Norms kept;
-  nb::object halves, matrix;
-  KwtaHeadObject(size_t n, Norms norms, const HalvesObject& halves_, size_t fine_, float fine_guess,
-                 const Matrix& rows_, float least_)
-      : KwtaHead({n, 1, norms ? norms->data() : nullptr, {Pick::near, n, 1.f, 0, 1}, true},
-                 {&halves_.h, fine_, fine_guess}, &rows_.w, least_),
+  nb::object of, matrix;
+  KwtaHeadObject(size_t n, Norms norms, const TilesObject& t, size_t fine, float guess, const Matrix& rows_,
+                 float least_)
+      : KwtaHead(&t.t, best_of(n, norms, t, fine, guess), &rows_.w, least_),
         kept(std::move(norms)),
-        halves(nb::find(halves_)),
+        of(nb::find(t)),
         matrix(nb::find(rows_)) {
-    if (kept) need(kept->shape(0) == n, "norms must be (n,)");
-    need(halves_.h.upper.ic == n && fine_ > 0 && fine_ <= n && fine_guess >= 0, "the halves are of other channels");
-    need(rows->quant == Quant::int8 && rows->oc == padded(n) && padded(rows->ic) == halves_.h.upper.oc,
+    need(rows->quant == Quant::int8 && rows->oc == padded(n) && padded(rows->ic) == t.t.oc,
          "rows must be int8, one of n weights for every token");
     need(least > 0 && least <= 1, "how likely a token must be is above 0 and at most 1");
   }
 };
 
 std::map<std::string, double> counts_of(const KwtaHead& k) {
-  auto counts = dict_of(k.winners);
-  counts.erase("temp"), counts.erase("slots");  // no budget is shaped here
+  auto counts = dict_of(k.counts);
   counts["head_steps"] = static_cast<double>(k.steps), counts["likely"] = static_cast<double>(k.likely);
   return counts;
 }
@@ -100,10 +119,15 @@ void bind_kwta(nb::module_& m) {
           array("x"), "The channels that win by themselves, without a text's state")
       .def_rw("plant", &KwtaInputObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaInputObject& k) { return dict_of(k.winners); });
+  nb::class_<KwtaTilesObject, Input>(m, "KwtaTiles", "All channels by upper halves, the best of them whole")
+      .def(nb::init<size_t, Norms, const TilesObject&, size_t, float>(), nb::arg("n"), array("norms").none(),
+           nb::arg("tiles"), nb::arg("fine"), nb::arg("guess") = 0.f)
+      .def_rw("plant", &KwtaTilesObject::plant, "the next result gets a NaN: shows that the guard works")
+      .def("counts", [](const KwtaTilesObject& k) { return dict_of(k.counts); });
   nb::class_<KwtaHeadObject, Input>(m, "KwtaHead",
-                                    "Scores from halves of the head's weights, those of likely tokens from whole ones")
-      .def(nb::init<size_t, Norms, const HalvesObject&, size_t, float, const Matrix&, float>(), nb::arg("n"),
-           array("norms").none(), nb::arg("halves"), nb::arg("fine"), nb::arg("fine_guess"), nb::arg("rows"),
+                                    "Scores from upper halves of the head, those of likely tokens from whole weights")
+      .def(nb::init<size_t, Norms, const TilesObject&, size_t, float, const Matrix&, float>(), nb::arg("n"),
+           array("norms").none(), nb::arg("tiles"), nb::arg("fine"), nb::arg("guess"), nb::arg("rows"),
            nb::arg("least"), "rows: the head with a row of n weights for every token; least: how likely it must be")
       .def_rw("plant", &KwtaHeadObject::plant, "the next result gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaHeadObject& k) { return counts_of(k); });

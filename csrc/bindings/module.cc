@@ -54,6 +54,7 @@ NB_MODULE(_core, m) {
       nb::arg("n"));
   bind_linear(m);
   bind_halves(m);
+  bind_tiles(m);
   bind_proc(m);
   bind_hashed(m);
   bind_factors(m);

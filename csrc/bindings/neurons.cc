@@ -4,6 +4,7 @@
 #include "fresh.h"
 #include "kwta.h"
 #include "rows_of.h"
+#include "tiles_object.h"
 
 NeuronRows rows_of(const std::string& quant, size_t d, size_t f, const Bytes& data, const ConstScales& scales) {
   need(d > 0 && d < (1u << 24) && f > 0 && f < (1u << 28), "neurons are too many or too wide");
@@ -77,11 +78,13 @@ struct KwtaMlpObject : KwtaMlp {
   OptionalBytes gate_data;
   ConstScales gate_scales;
   Norms norms;
-  nb::object kept;  // the guess
+  nb::object kept, of;  // the guess; tiles of the gate
   KwtaMlpObject(const std::string& quant, size_t d, size_t f, Bytes data_, ConstScales scales_, Norms norms_,
                 size_t block, const std::string& pick, double amount, float temp, size_t duty, bool seed, bool zeros,
-                const RankGuessObject* guess_, OptionalBytes gate_data_, ConstScales gate_scales_)
+                const RankGuessObject* guess_, OptionalBytes gate_data_, ConstScales gate_scales_,
+                const TilesObject* tiles_, size_t fine, float fine_guess)
       : KwtaMlp(rows_of(quant, d, f, data_, scales_), maybe_rows(quant, d, f, gate_data_, gate_scales_),
+                tiles_ ? &tiles_->t : nullptr, {d, 1, nullptr, {Pick::near, fine, fine_guess, 0, 1}},
                 {f, block, norms_ ? norms_->data() : nullptr, rule_of(pick, amount, temp)}, {duty, seed}, zeros,
                 guess_ ? guess_->guess : RankGuess{}),
         data(std::move(data_)),
@@ -92,6 +95,11 @@ struct KwtaMlpObject : KwtaMlp {
     need(!gate_data || by_itself(), "a gate is read by rows where a neuron wins by its own gate");
     need(block > 0 && duty > 0, "block and duty must be positive");
     if (norms) need(norms->shape(0) == f, "norms must be (f,)");
+    if (tiles_) {
+      need(by_itself() && !gate_data && !guess_, "tiles are of a gate that is read in no other way");
+      need(tiles->ic == d && tiles->oc == padded(f) && fine <= d && fine_guess > 0, "the tiles are of another gate");
+      of = nb::find(tiles_);
+    }
     if (!guess_) return;
     need(guess.gate.d == d && guess.gate.f == f && guess.gate.quant == rows.quant, "the guess is of another gate");
     need(duty == 1, "guessed winners cannot be held: their gates may not be computed");
@@ -125,12 +133,15 @@ void bind_neurons(nb::module_& m) {
   nb::class_<KwtaMlpObject, MlpSlot>(m, "KwtaMlp",
                                      "Only the neurons with the largest |act(gate)| * norm are read of up and down")
       .def(nb::init<const std::string&, size_t, size_t, Bytes, ConstScales, Norms, size_t, const std::string&, double,
-                    float, size_t, bool, bool, const RankGuessObject*, OptionalBytes, ConstScales>(),
+                    float, size_t, bool, bool, const RankGuessObject*, OptionalBytes, ConstScales, const TilesObject*,
+                    size_t, float>(),
            nb::arg("quant"), nb::arg("d"), nb::arg("f"), array("data"), array("scales").none(), array("norms").none(),
            nb::arg("block"), nb::arg("pick"), nb::arg("amount"), nb::arg("temp"), nb::arg("duty"), nb::arg("seed"),
            nb::arg("zeros"), nb::arg("guess").none() = nb::none(), array("gate_data").none() = nb::none(),
-           array("gate_scales").none() = nb::none(),
-           "guess: gates that will hardly win are not read; gate_data, gate_scales: the gate is read by its rows")
+           array("gate_scales").none() = nb::none(), nb::arg("tiles").none() = nb::none(), nb::arg("fine") = 0,
+           nb::arg("fine_guess") = 1.f,
+           "guess: gates that will hardly win are not read; gate_data, gate_scales: the gate is read by its rows; "
+           "tiles: by upper halves, its `fine` best channels whole")
       .def_rw("plant", &KwtaMlpObject::plant, "the next winner gets a NaN: shows that the guard works")
       .def("counts", [](const KwtaMlpObject& k) { return counts_of(k); });
 }

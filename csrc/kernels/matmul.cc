@@ -37,11 +37,8 @@ void matmul_int8(const Mat& w, const float* x, size_t t, float* y, size_t o0, si
 void matmul_int4(const Mat& w, const float* x, size_t t, float* y, size_t o0, size_t o1, float* scratch) {
   matmul<Int4Row>(w, x, t, y, o0, o1, scratch);
 }
-void matmul_upper(const Mat& w, const float* x, size_t t, float* y, size_t o0, size_t o1, float* scratch) {
-  matmul<UpperRow>(w, x, t, y, o0, o1, scratch);
-}
-void matmul_lower(const Mat& w, const float* x, size_t t, float* y, size_t o0, size_t o1, float* scratch) {
-  matmul<LowerRow>(w, x, t, y, o0, o1, scratch);
+void matmul_coarse(const Mat& w, const float* x, size_t t, float* y, size_t o0, size_t o1, float* scratch) {
+  matmul<CoarseRow>(w, x, t, y, o0, o1, scratch);
 }
 void matmul_proc(const Mat& w, const float* x, size_t t, float* y, size_t o0, size_t o1, float* scratch) {
   matmul<ProcRow>(w, x, t, y, o0, o1, scratch);

@@ -80,13 +80,9 @@ void matmul_bytes_int4(const Mat& w, const ByteRows& x, const float* bias, float
                        size_t o1, float* room) {
   matmul_bytes<Int4Row>(w, x, bias, y, stride, add, o0, o1, room);
 }
-void matmul_bytes_upper(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add,
-                        size_t o0, size_t o1, float* room) {
-  matmul_bytes<UpperRow>(w, x, bias, y, stride, add, o0, o1, room);
-}
-void matmul_bytes_lower(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add,
-                        size_t o0, size_t o1, float* room) {
-  matmul_bytes<LowerRow>(w, x, bias, y, stride, add, o0, o1, room);
+void matmul_bytes_coarse(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add,
+                         size_t o0, size_t o1, float* room) {
+  matmul_bytes<CoarseRow>(w, x, bias, y, stride, add, o0, o1, room);
 }
 void matmul_bytes_proc(const Mat& w, const ByteRows& x, const float* bias, float* y, size_t stride, bool add, size_t o0,
                        size_t o1, float* room) {
@@ -97,8 +93,7 @@ bool bytes_pay() { return false; }
 void byte_rows(const float*, size_t, size_t, size_t, size_t, size_t, const ByteRows&) {}
 void matmul_bytes_int8(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
 void matmul_bytes_int4(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
-void matmul_bytes_upper(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
-void matmul_bytes_lower(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
+void matmul_bytes_coarse(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
 void matmul_bytes_proc(const Mat&, const ByteRows&, const float*, float*, size_t, bool, size_t, size_t, float*) {}
 #endif
 }  // namespace ISA

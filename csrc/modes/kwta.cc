@@ -116,12 +116,9 @@ void Winners::compare(const std::vector<uint32_t>& before, const uint32_t* list,
   ++counts.compared;
 }
 
-// The winners; of halves all channels where there are as many, without a choice.
 Used KwtaInput::used(Held& held, const float* x, size_t position) {
   if (!fine.halves) return {winners.choose(held, x, position)};
-  if (!all()) return {winners.choose(held, x, position), fine.halves, best(x)};
-  ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
-  return {{nullptr, n}, fine.halves, best(x)};
+  return {winners.choose(held, x, position), fine.halves, best(x)};
 }
 
 // Chosen the same way as the winners they are among them.
@@ -145,22 +142,24 @@ size_t KwtaInput::parts(const Linear& l, const float* x, size_t tokens, float* y
 
 size_t KwtaInput::many_halves(Held& held, const Linear& l, const float* x, size_t tokens, float* y, bool add,
                               const Pass& pass) {
-  static thread_local Buffer<float> upper, lower;
-  float *all = upper.get(tokens * n), *some = lower.get(tokens * n);
-  std::memset(all, 0, tokens * n * sizeof(float));
-  std::memset(some, 0, tokens * n * sizeof(float));
-  const auto copy = [&](const Channels& c, size_t t, float* to) {
-    for (size_t i = 0; i < c.count; ++i) {
-      const size_t at = t * n + (c.list ? c.list[i] : i);
-      to[at] = x[at];
-    }
-  };
+  static thread_local Buffer<float> most, others;
+  float *rest = most.get(tokens * n), *whole = others.get(tokens * n);
+  std::memset(rest, 0, tokens * n * sizeof(float));
+  std::memset(whole, 0, tokens * n * sizeof(float));
   for (size_t t = 0; t < tokens; ++t) {
-    const Used some_of = used(held, x + t * n, pass.past + t);
-    copy(some_of.kept, t, all);
-    copy(some_of.fine, t, some);
+    const Used some = used(held, x + t * n, pass.past + t);
+    for (size_t i = 0; i < some.kept.count; ++i) {
+      const size_t at = t * n + some.kept.list[i];
+      rest[at] = x[at];
+    }
+    for (size_t i = 0; i < some.fine.count; ++i) {
+      const size_t at = t * n + some.fine.list[i];
+      whole[at] = x[at], rest[at] = 0.f;
+    }
   }
-  return apply_halves_many(*fine.halves, all, some, l.bias, tokens, y, add, pass.many);
+  const Mat& w = fine.halves->whole;
+  const size_t bytes = apply_coarse(w, l.bias, rest, tokens, y, add, pass.many);
+  return bytes + ::apply(w, nullptr, whole, tokens, y, true, pass.many);
 }
 
 size_t KwtaInput::run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
@@ -193,9 +192,7 @@ size_t KwtaInput::one_by_sides(Held& held, const Linear& l, const float* x, floa
       return {to, chooser.choose_side(side, x, to)};
     }
     Used side(size_t side) const override {
-      const size_t middle = second_side(in.n);
-      const Channels won =
-          in.all() ? Channels{nullptr, side ? in.n - middle : middle} : some(in.winners.chooser, side, kept);
+      const Channels won = some(in.winners.chooser, side, kept);
       return {won, in.fine.halves, in.fine.halves ? some(in.best(), side, fine) : Channels{nullptr, 0}};
     }
   };
@@ -203,13 +200,9 @@ size_t KwtaInput::one_by_sides(Held& held, const Linear& l, const float* x, floa
   Used of[2];
   const size_t bytes = apply_chosen(l.weights(pass), fine.halves, choice, l.bias, x, y, add, of);
   const size_t first = of[0].kept.count, won = first + of[1].kept.count;
-  if (!all()) {
-    if (Winners::looks_at(pass.past))  // another thread's memory is dear
-      std::memmove(choice.kept + first, of[1].kept.list, of[1].kept.count * sizeof(uint32_t));
-    winners.note(held, {choice.kept, won}, pass.past);
-  } else {
-    ++winners.counts.steps, winners.counts.channels += n, winners.counts.kept += n;
-  }
+  if (Winners::looks_at(pass.past))  // another thread's memory is dear
+    std::memmove(choice.kept + first, of[1].kept.list, of[1].kept.count * sizeof(uint32_t));
+  winners.note(held, {choice.kept, won}, pass.past);
   winners.counts.fine += of[0].fine.count + of[1].fine.count;
   return bytes;
 }

@@ -89,7 +89,7 @@ struct KwtaInput : GuardedInput {
   bool renorm;  // results times n / kept
   FineRule fine;
   KwtaInput(const Chooser& c, const Duty& d, bool renorm_, const FineRule& f = {})
-      : GuardedInput(c.n), winners{c, d}, renorm(renorm_), fine(f) {}
+      : GuardedInput(c.n, f.halves ? f.halves->whole.oc : 0), winners{c, d}, renorm(renorm_), fine(f) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   Used choose(const float* x, size_t position, Place place, const Pass& pass) override {
     return used(state<Held>(pass, place), x, position);
@@ -102,8 +102,7 @@ struct KwtaInput : GuardedInput {
  private:
   size_t one(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);
   Used used(Held& held, const float* x, size_t position);
-  bool all() const { return fine.halves && winners.chooser.rule.k >= n; }  // of halves: no choice but of the best
-  Chooser best() const;                                                    // chooses the channels that are read whole
+  Chooser best() const;  // chooses the channels that are read whole
   Channels best(const float* x);
   bool by_sides(const Mat& w) const;
   size_t one_by_sides(Held& held, const Linear& l, const float* x, float* y, bool add, const Pass& pass);

@@ -6,7 +6,7 @@
 size_t KwtaHead::run(const Linear& l, const float* x, size_t tokens, float* y, bool add, const Pass& pass) {
   static thread_local Buffer<uint32_t> lists;
   static thread_local Buffer<float> inputs;
-  size_t bytes = KwtaInput::run(l, x, tokens, y, add, pass);
+  size_t bytes = KwtaTiles::run(l, x, tokens, y, add, pass);
   uint32_t* list = lists.get(rows->ic);
   float* padded_x = inputs.get(rows->oc);
   std::memset(padded_x + n, 0, (rows->oc - n) * sizeof(float));
@@ -18,8 +18,8 @@ size_t KwtaHead::run(const Linear& l, const float* x, size_t tokens, float* y, b
     for (size_t i = 0; l.bias && i < count; ++i) scores[list[i]] += l.bias[list[i]];
     ++steps, likely += count, bytes += read;
     if (tokens > 1) continue;
-    winners.counts.bytes_read += read;
-    winners.counts.bytes_skipped -= static_cast<int64_t>(read);
+    counts.bytes_read += read;
+    counts.bytes_skipped -= static_cast<int64_t>(read);
   }
   return bytes;
 }

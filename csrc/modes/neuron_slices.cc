@@ -44,6 +44,15 @@ void NeuronSlices::gates(size_t first, size_t last, const NeuronRows& rows, floa
     for (size_t j = first; j < last; ++j) gate[j] += b[j];
 }
 
+size_t NeuronSlices::gates(size_t first, size_t last, const Tiles& tiles, const FineChoice& best) const {
+  const TileInput input = tile_input(tiles, best, in);
+  const size_t end = padded(last);
+  std::memset(gate + first, 0, (end - first) * sizeof(float));
+  if (const float* b = bias(m.gate)) std::memcpy(gate + first, b + first, (last - first) * sizeof(float));
+  kernels().matvec_tiles(tiles, input, first / kPad, end / kPad, gate);
+  return input.whole;
+}
+
 bool NeuronSlices::products(size_t slice, size_t active, float* scratch) const {
   const Mat& w = *m.down.w;
   const uint32_t* some = list + first(slice);

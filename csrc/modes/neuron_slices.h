@@ -2,6 +2,7 @@
 // down for them, with sums of its own that are added up afterwards.
 #pragma once
 #include "block.h"
+#include "tiles.h"
 
 // Neurons of a task: by the shape alone, so that results do not depend on the number of threads.
 inline size_t slice_width(size_t f) {
@@ -31,6 +32,8 @@ struct NeuronSlices {
   // Gates of the neurons [first, last) of a slice, by input channels from what is used of them, or neuron by neuron.
   void gates(size_t first, size_t last, const Used& used) const;
   void gates(size_t first, size_t last, const NeuronRows& rows, float* scratch) const;
+  // The same by upper halves, and of the `best` channels by whole weights; how many those are.
+  size_t gates(size_t first, size_t last, const Tiles& tiles, const FineChoice& best) const;
   // Up, product and down of the `active` neurons that its list has. False: a product is not finite.
   bool products(size_t slice, size_t active, float* scratch) const;
   // x (oc) += what all slices give.

@@ -15,6 +15,7 @@
 const char* KwtaMlp::misfit(const Mlp& m) const {
   if (!m.gated) return "neurons are chosen by a gate, and this MLP has none";
   if (rows.d != m.up.w->ic || rows.f != m.f) return "a slot's neurons are of another shape than its MLP";
+  if (tiles && (tiles->first != m.gate || tiles->whole->oc != m.up.w->oc)) return "a slot's tiles are not of its gate";
   return rows.quant == m.up.w->quant ? nullptr : "a slot's neurons are of another precision than its MLP";
 }
 
@@ -97,31 +98,41 @@ Used used_of(const Linear& l, const float* in, const Pass& pass) {
 
 }  // namespace
 
+// Lists the neurons of a slice that its gates let through; how many. used: what the gate sees of its input; null: all.
+// fine: of tiles, how many channels were read whole.
+size_t KwtaMlp::open_neurons(const NeuronSlices& s, size_t slice, const Used* used, float* scratch,
+                             size_t& fine) const {
+  static thread_local Buffer<uint32_t> scores;
+  const size_t first = s.first(slice), last = s.last(slice), n = last - first;
+  const float* norms = winners.chooser.norms ? winners.chooser.norms + first : nullptr;
+  const float least = std::max(winners.chooser.rule.least, std::numeric_limits<float>::denorm_min());  // never a zero
+  if (used)
+    s.gates(first, last, *used);
+  else if (tiles)
+    fine = s.gates(first, last, *tiles, BestOf(best, s.in));
+  else
+    s.gates(first, last, gate, scratch);
+  kernels().act(s.m.act, s.gate + first, nullptr, n, s.act + first);
+  uint32_t* list = s.list + first;
+  const size_t found = kernels().select_above(s.act + first, norms, n, least, scores.get(n), list);
+  for (size_t i = 0; i < found; ++i) list[i] += static_cast<uint32_t>(first);
+  return found;
+}
+
 // Where a neuron's fate hangs on its own gate one region of the pool does it all.
 size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass) {
   static thread_local std::vector<size_t> counts_of;
   const NeuronSlices s(m, rows, in);
-  const bool rows_of_gate = gate.data && !taken(m.up.input, pass);
-  const Used used = rows_of_gate ? Used{{nullptr, 0}} : used_of(m.up, in, pass);
-  counts_of.assign(s.count, 0);
-  std::vector<size_t>& active = counts_of;  // the workers have others
+  const bool whole_gate = (gate.data || tiles) && !taken(m.up.input, pass);
+  const Used used = whole_gate ? Used{{nullptr, 0}} : used_of(m.up, in, pass);
+  counts_of.assign(2 * s.count, 0);
+  size_t *active = counts_of.data(), *fine = active + s.count;  // the workers have others
   std::atomic<bool> finite{true};
-  const float* norms = winners.chooser.norms;
-  const float least = std::max(winners.chooser.rule.least, std::numeric_limits<float>::denorm_min());  // never a zero
   parallel_runs(s.count, [&](size_t slice, size_t, size_t thread) {
-    static thread_local Buffer<uint32_t> scores;
     const size_t first = s.first(slice), last = s.last(slice);
     float* own = scratch(thread, rows.width());
-    uint32_t* list = s.list + first;
-    if (rows_of_gate)
-      s.gates(first, last, gate, own);
-    else
-      s.gates(first, last, used);
-    kernels().act(m.act, s.gate + first, nullptr, last - first, s.act + first);
-    const size_t found = kernels().select_above(s.act + first, norms ? norms + first : nullptr, last - first, least,
-                                                scores.get(last - first), list);
-    for (size_t i = 0; i < found; ++i) list[i] += static_cast<uint32_t>(first);
-    if (plant && slice == 0 && found) s.act[list[0]] = std::numeric_limits<float>::quiet_NaN();
+    const size_t found = open_neurons(s, slice, whole_gate ? nullptr : &used, own, fine[slice]);
+    if (plant && slice == 0 && found) s.act[s.list[first]] = std::numeric_limits<float>::quiet_NaN();
     const bool good = kernels().finite(s.gate + first, last - first) && s.products(slice, found, own);
     if (!good) finite = false;
     active[slice] = found;
@@ -134,7 +145,9 @@ size_t KwtaMlp::sliced(Held& held, const Mlp& m, const float* in, float* x, cons
   }
   KwtaCounts& counts = winners.counts;
   winners.note(held, {s.list, won}, pass.past);
-  const size_t gates = rows_of_gate ? gate.bytes() : used_bytes(*m.up.w, used, m.gate, m.gate + padded(m.f));
+  const size_t gates = !whole_gate ? used_bytes(*m.up.w, used, m.gate, m.gate + padded(m.f))
+                       : tiles     ? tiles->bytes() + fine[0] * tiles->whole->part_bytes(tiles->oc)
+                                   : gate.bytes();
   const size_t read = won * (rows.neuron_bytes() + m.down.w->channel_bytes());
   counts.bytes_read += read;
   if (!finite) return gates + read + dense(m, in, 1, x, pass);
@@ -201,6 +214,11 @@ size_t KwtaMlp::many(Held& held, const Mlp& m, const float* in, size_t tokens, f
   if (taken(m.up.input, pass)) {  // it chooses for the gate alone, `up` sees all: the map is computed once more
     gates = others.get(tokens * stride);
     bytes += m.up.input->parts(m.up, in, tokens, gates, pass);
+  }
+  if (tiles && gates == up) {
+    gates = others.get(tokens * stride);
+    uint64_t fine = 0;
+    bytes += apply_coarse_but_best(*tiles->whole, best, m.up.bias, in, tokens, gates, false, pass.many, fine);
   }
   by_rows(tokens, [&](size_t first, size_t n) {
     for (size_t t = first; t < first + n; ++t)

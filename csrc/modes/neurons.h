@@ -1,7 +1,7 @@
 // k winners take all among the neurons of a gated MLP: the gate is computed first, and what it shuts is not read. With
 // a guess of the gate, neither are gates that will hardly win.
 #pragma once
-#include "modes/kwta.h"
+#include "modes/kwta_tiles.h"
 #include "modes/neuron_slices.h"
 #include "modes/rank_guess.h"
 
@@ -9,16 +9,18 @@
 void lay_out(const Mat& w, size_t o0, const NeuronRows& out);
 
 struct KwtaMlp : MlpSlot {
-  const NeuronRows rows;  // of up
-  const NeuronRows gate;  // no data: the gate is read by input channels, as it is where it is not by_itself()
-  Winners winners;        // by |act(gate)| * norm
-  const bool zeros;       // neurons whose act(gate) is zero never win: they add nothing
-  const RankGuess guess;  // not used where a slot in front of `up` chooses what the gate sees
+  const NeuronRows rows;     // of up
+  const NeuronRows gate;     // read so where it is by_itself(); no data: not by rows
+  const Tiles* const tiles;  // of the gate, which is then read by upper halves, its best channels whole; or null
+  const Chooser best;        // of those channels
+  Winners winners;           // by |act(gate)| * norm
+  const bool zeros;          // neurons whose act(gate) is zero never win: they add nothing
+  const RankGuess guess;     // not used where a slot in front of `up` chooses what the gate sees
   GuessCounts guesses{};
   bool plant = false;  // the next winner gets a NaN: shows that the guard works
-  KwtaMlp(const NeuronRows& r, const NeuronRows& gate_, const Chooser& c, const Duty& d, bool zeros_,
-          const RankGuess& g)
-      : rows(r), gate(gate_), winners{c, d}, zeros(zeros_), guess(g) {}
+  KwtaMlp(const NeuronRows& r, const NeuronRows& gate_, const Tiles* tiles_, const Chooser& best_, const Chooser& c,
+          const Duty& d, bool zeros_, const RankGuess& g)
+      : rows(r), gate(gate_), tiles(tiles_), best(best_), winners{c, d}, zeros(zeros_), guess(g) {}
   std::unique_ptr<State> fresh() const override { return std::make_unique<Held>(); }
   const char* misfit(const Mlp& m) const override;
   // Whether a neuron wins by its own gate, whatever the others are.
@@ -35,6 +37,7 @@ struct KwtaMlp : MlpSlot {
   void keep(const Channels& likely, size_t position, float* a);
   bool likely_gates(const Mlp& m, const float* in, size_t position, float* gate, float* a, size_t& bytes);
   size_t one(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass);
+  size_t open_neurons(const NeuronSlices& s, size_t slice, const Used* used, float* scratch, size_t& fine) const;
   size_t sliced(Held& held, const Mlp& m, const float* in, float* x, const Pass& pass);
   bool keep_likely(const Mlp& m, const float* in, size_t tokens, size_t past, float* a, size_t& bytes);
   size_t many(Held& held, const Mlp& m, const float* in, size_t tokens, float* x, const Pass& pass);

@@ -132,9 +132,25 @@ class Halves:
     def __init__(self, matrix: Matrix, upper: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], lower: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """upper, lower: (ic, oc / 2), which are filled"""
 
-    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kept: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, fine: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
+    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kept: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], fine: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
         """
-        One token: upper halves of the channels `kept` (None: all), lower ones of `fine`, which are some of those; returns the bytes of weights read
+        One token: upper halves of the channels `kept`, lower ones of `fine`, which are some of those; returns the bytes of weights read
+        """
+
+class Tiles:
+    """Upper halves of an int8 matrix, 64 outputs after 64 outputs"""
+
+    def __init__(self, matrix: Matrix, o0: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        data (tiles, 32 ic), scales (tiles, ic), ic padded, are filled: outputs from o0 on
+        """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def apply(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], fine: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], y: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], add: bool = False) -> int:
+        """
+        One token: upper halves of all channels but `fine`, which are read whole; returns the bytes of weights read
         """
 
 SEED_BLOCKS: int = 4
@@ -345,12 +361,26 @@ class KwtaInput(Input):
 
     def counts(self) -> dict[str, float]: ...
 
+class KwtaTiles(Input):
+    """All channels by upper halves, the best of them whole"""
+
+    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, tiles: Tiles, fine: int, guess: float = 0.0) -> None: ...
+
+    @property
+    def plant(self) -> bool:
+        """the next result gets a NaN: shows that the guard works"""
+
+    @plant.setter
+    def plant(self, arg: bool, /) -> None: ...
+
+    def counts(self) -> dict[str, float]: ...
+
 class KwtaHead(Input):
     """
-    Scores from halves of the head's weights, those of likely tokens from whole ones
+    Scores from upper halves of the head, those of likely tokens from whole weights
     """
 
-    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, halves: Halves, fine: int, fine_guess: float, rows: Matrix, least: float) -> None:
+    def __init__(self, n: int, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, tiles: Tiles, fine: int, guess: float, rows: Matrix, least: float) -> None:
         """
         rows: the head with a row of n weights for every token; least: how likely it must be
         """
@@ -387,9 +417,9 @@ class KwtaMlp(MlpSlot):
     Only the neurons with the largest |act(gate)| * norm are read of up and down
     """
 
-    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool, guess: RankGuess | None = None, gate_data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, gate_scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None:
+    def __init__(self, quant: str, d: int, f: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, norms: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block: int, pick: str, amount: float, temp: float, duty: int, seed: bool, zeros: bool, guess: RankGuess | None = None, gate_data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, gate_scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, tiles: Tiles | None = None, fine: int = 0, fine_guess: float = 1.0) -> None:
         """
-        guess: gates that will hardly win are not read; gate_data, gate_scales: the gate is read by its rows
+        guess: gates that will hardly win are not read; gate_data, gate_scales: the gate is read by its rows; tiles: by upper halves, its `fine` best channels whole
         """
 
     @property

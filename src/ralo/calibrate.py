@@ -76,11 +76,11 @@ def calibrate(lm: LM, tokens: Sequence[int], often: int = 2048, progress: Progre
             fingerprint(lm.model.weights), len(tokens) - 1, places, winners=mlps.winners, gates=mlps.gates,
             inputs=mlps.inputs, guesses=guesses,
         )  # fmt: skip
-        whole, halved = timing.seconds(lm, profile, tokens)
+        found = timing.seconds(lm, profile, tokens)
         head = timing.head_seconds(lm, tokens)
     finally:
         lm.model.use(*before)
-    return replace(profile, seconds=whole, halved=halved, head=head)
+    return replace(profile, seconds=found.whole, halved=found.halved, tiled=found.tiled, head=head)
 
 
 @dataclass
@@ -174,9 +174,8 @@ def _sensitivity(
         half = []
         matrix: Matrix = getattr(model.weights.layers[i], place)
         if matrix.quant == HALVED:
-            n, fine = len(norm), round(FINE * len(norm))
-            slot = _core.KwtaInput(n, norm, 1, "top", n, 1.0, 1, False, False, halves=matrix.halves(Arena()), fine=fine)
-            model.use(_slots(len(model.layers), {(i, place): slot}))
+            tiles = _core.KwtaTiles(len(norm), norm, matrix.tiles(Arena()), max(1, round(FINE * len(norm))))
+            model.use(_slots(len(model.layers), {(i, place): tiles}))
             half.append(far.kl())
         out[i, place] = np.array([LEVELS[place], row], np.float32), np.array(half, np.float32)
         if progress:

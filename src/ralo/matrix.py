@@ -47,6 +47,13 @@ class Matrix:
         upper, lower = (arena.zeros((self.ic, self.oc // 2), np.uint8) for _ in range(2))
         return _core.Halves(self.core, upper, lower)
 
+    def tiles(self, arena: Arena, part: str | None = None) -> _core.Tiles:
+        """The upper halves of int8 weights, or of a part, once more: in tiles that are read from end to end."""
+        start, n = (0, self.oc) if part is None else (self.slices[part].start, padded(self.parts[part]))
+        tiles, width = n // _core.PAD, padded(self.ic)
+        data, scales = arena.zeros((tiles, width * _core.PAD // 2), np.uint8), arena.zeros((tiles, width), np.uint16)
+        return _core.Tiles(self.core, start, data, scales)
+
     def turned(self, part: str, arena: Arena) -> Matrix:
         """An int8 part with inputs and outputs in each other's place, so that one output's weights lie side by side;
         rounded anew, since they share other scales then."""

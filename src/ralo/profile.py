@@ -17,7 +17,7 @@ from ralo.weights import PLACES, Weights
 
 F32 = NDArray[np.float32]
 Guess = tuple[NDArray[np.float16], NDArray[np.float16]]  # factors (D, R) and (R, F) of a gate
-FORMAT = 2
+FORMAT = 3
 NAME = "profile.safetensors"  # beside a model, found by itself
 
 
@@ -45,6 +45,7 @@ class Profile:
     places: Mapping[tuple[int, str], Place]
     seconds: Mapping[str, F32] = field(default_factory=dict)  # place -> (2, levels): share kept, time of one matvec
     halved: Mapping[str, F32] = field(default_factory=dict)  # the same with half of most channels' bits; may be none
+    tiled: Mapping[str, float] = field(default_factory=dict)  # place -> time of all channels so, in tiles; may be none
     head: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # (2): time of the head, dense and by halves;
     # (0) where it has none
     winners: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)  # layer -> (tokens, F / 8): neurons that won
@@ -68,6 +69,7 @@ class Profile:
                 arrays[f"layers.{layer}.{place}.{name}"] = getattr(p, name)
         arrays |= {f"seconds.{place}": a for place, a in self.seconds.items()}
         arrays |= {f"halved.{place}": a for place, a in self.halved.items()}
+        arrays |= {f"tiled.{place}": np.array([a], np.float32) for place, a in self.tiled.items()}
         arrays |= {f"layers.{layer}.winners": a for layer, a in self.winners.items()}
         arrays |= {f"layers.{layer}.gates": a for layer, a in self.gates.items()}
         arrays |= {f"layers.{layer}.inputs": a for layer, a in self.inputs.items()}
@@ -85,9 +87,12 @@ def load(path: Path) -> Profile:
     try:
         info = json.loads(about["ralo_profile"])
         if info["format"] != FORMAT:
-            raise FormatError(path, f"is a profile of format {info['format']}, this ralo reads {FORMAT}")
+            raise FormatError(
+                path,
+                f"is a profile of format {info['format']}, this ralo reads {FORMAT}; make it anew with ralo calibrate",
+            )
         parts: dict[tuple[int, str], dict[str, F32]] = {}
-        seconds, halved, winners, gates, inputs = {}, {}, {}, {}, {}
+        seconds, halved, tiled, winners, gates, inputs = {}, {}, {}, {}, {}, {}
         by_head = np.empty(0, np.float32)
         factors: dict[str, dict[int, NDArray[np.float16]]] = {"guess_first": {}, "guess_second": {}}
         for name, array in tensors.items():
@@ -98,6 +103,8 @@ def load(path: Path) -> Profile:
                 seconds[rest[0]] = array
             elif head == "halved":
                 halved[rest[0]] = array
+            elif head == "tiled":
+                tiled[rest[0]] = float(array[0])
             elif rest[1] == "winners":
                 winners[int(rest[0])] = array
             elif rest[1] == "gates":
@@ -110,7 +117,9 @@ def load(path: Path) -> Profile:
                 parts.setdefault((int(rest[0]), rest[1]), {})[rest[2]] = array
         places = {key: Place(**arrays) for key, arrays in parts.items()}
         guesses = {layer: (first, factors["guess_second"][layer]) for layer, first in factors["guess_first"].items()}
-        return Profile(info["model"], info["tokens"], places, seconds, halved, by_head, winners, gates, inputs, guesses)
+        return Profile(
+            info["model"], info["tokens"], places, seconds, halved, tiled, by_head, winners, gates, inputs, guesses
+        )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FormatError(path, "is not a profile; make one with ralo calibrate") from error
 

@@ -66,14 +66,22 @@ class Turns:
         return max(1e-9, time.perf_counter() - clock) / max(1, len(rest))
 
 
-def seconds(lm: LM, profile: Profile, tokens: Sequence[int]) -> tuple[dict[str, F32], dict[str, F32]]:
-    """Per place the seconds of a layer at some shares of its channels; and the same where most of them are read by
-    halves, nothing where weights are not int8."""
+@dataclass(frozen=True)
+class Places:
+    """Seconds of a layer's places. By halves: nothing where weights are not int8."""
+
+    whole: Mapping[str, F32]  # (2, levels): share of the channels, time
+    halved: Mapping[str, F32]  # the same, most of them by halves
+    tiled: Mapping[str, float]  # all of them, by halves in tiles
+
+
+def seconds(lm: LM, profile: Profile, tokens: Sequence[int]) -> Places:
     turns, layers = Turns(lm, tokens), lm.model.weights.layers
     whole = _over_shares(turns, lm, profile, layers, 1.0)
     if any(getattr(layer, place).quant != HALVED for layer in layers for place in PLACES):
-        return whole, {}
-    return whole, _over_shares(turns, lm, profile, layers, FINE)
+        return Places(whole, {}, {})
+    tiled = {place: _all_by_halves(turns, lm, profile, layers, place) for place in PLACES}
+    return Places(whole, _over_shares(turns, lm, profile, layers, FINE), tiled)
 
 
 def head_seconds(lm: LM, tokens: Sequence[int]) -> F32:
@@ -114,24 +122,32 @@ def _over_shares(
     turns: Turns, lm: LM, profile: Profile, layers: Sequence[LayerWeights], fine: float, token: float = 0.0
 ) -> dict[str, F32]:
     """A place read densely takes its part of a token by its bytes; read otherwise, as much more or less as the whole
-    token does. `token`: seconds that a dense one is said to take; 0: what it takes now."""
+    token does. `token`: seconds that a dense one is said to take; 0: what it takes now. Of halves all channels are no
+    list: what is said of them goes on as the others do."""
     out, token = {}, token or turns.dense
     for place in PLACES:
         more, read = [], []
-        for share in TIMED:
+        for share in TIMED if fine == 1 else TIMED[:-1]:
             slots = _slots(lm, profile, layers, place, share, fine)
             more.append(turns.more(slots))
             read.append(any(s.taken for s in slots))
         differ = _straight(more, read)
+        if fine < 1:
+            differ = np.append(differ, differ[-1] + differ[-1] - differ[-2])
         took = token * (_part(lm, place) + differ / turns.dense / len(layers))
         out[place] = np.array([TIMED, np.maximum(took, 0.0)], np.float32)
     return out
 
 
+def _all_by_halves(turns: Turns, lm: LM, profile: Profile, layers: Sequence[LayerWeights], place: str) -> float:
+    more = turns.more(_slots(lm, profile, layers, place, KEEP_ALL, FINE))
+    return max(0.0, turns.dense * _part(lm, place) + more / len(layers))
+
+
 def _straight(more: Sequence[float], read: Sequence[bool]) -> NDArray[np.float64]:
     """What was `read` otherwise than densely, on a straight line over TIMED: a choice and what is read after it. All of
     them together say what a busy machine does not let one of them say."""
-    found, on, shares = np.array(more), np.array(read), np.array(TIMED)
+    found, on, shares = np.array(more), np.array(read), np.array(TIMED[: len(more)])
     if on.any():
         slope = max(0.0, float(np.polyfit(shares[on], found[on], 1)[0]))
         found[on] = found[on].mean() + slope * (shares[on] - shares[on].mean())
@@ -161,8 +177,8 @@ def _slots(
     own = views_of(lm.model.cfg, lm.model.weights, profile)
     used = [view.weights.using({place: getattr(layer, place)}) for view, layer in zip(own, layers, strict=True)]
     views = [replace(view, weights=weights) for view, weights in zip(own, used, strict=True)]
-    k = share if fine == 1 else min(share, KEEP_ALL)  # by halves all channels are kept from there on
-    mode = KWTA(k=1.0, gate="off", fine=fine, where=(Override(None, frozenset((place,)), {"k": k}),)).prepare(views)
+    where = (Override(None, frozenset((place,)), {"k": share}),)
+    mode = KWTA(k=1.0, gate="off", fine=fine, where=where).prepare(views)
     slots = [LayerSlots() for _ in views]
     for before, view, at in zip(own, views, slots, strict=True):
         matrix: Matrix = getattr(view.weights, place)

@@ -48,6 +48,28 @@ def test_cache_bytes_are_those_of_a_sequence(kv: str) -> None:
     assert cache_bytes(lm) * seq.layers[0].capacity == seq.nbytes
 
 
+LIST, TILES = "keep 0.58, 225 or a few less", "keep all, 12 whole, the others by halves"
+
+
+@pytest.mark.parametrize(
+    ("flags", "halves", "o"),
+    [
+        (["--kwta-k", "1"], False, "dense"),
+        (["--kwta-k", "0.9"], True, f"kwta: {TILES}"),
+        (["--kwta-k", "0.5"], True, f"kwta: {LIST}, 12 of them whole, the others by halves"),
+        (["--kwta-k", "0.5", "--kwta-fine", "1"], False, f"kwta: {LIST}"),
+    ],
+)
+def test_what_is_read_by_halves(capsys: pytest.CaptureFixture[str], flags: list[str], halves: bool, o: str) -> None:
+    """Of mini, whose neurons relu shuts: its gates, and what attention gives."""
+    assert main(["explain", "-m", "mini", *flags, "--json"]) == 0
+    out = capsys.readouterr().out
+    runs = {(row["layer"], row["matrix"]): row["runs"] for row in last_line(out)["rows"]}
+    gate = f"kwta: gate first{' by halves' if halves else ''}, neurons it does not block"
+    assert gate in out and o in out
+    assert all(runs[str(layer), "up"] == gate and runs[str(layer), "o"] == o for layer in range(8))
+
+
 def test_a_shape_without_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "-m", SHAPE, "--quant", "bf16"]) == 0
     out = capsys.readouterr().out

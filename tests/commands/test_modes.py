@@ -48,7 +48,8 @@ def test_explain_names_the_mode_at_its_places(tiny: Path, tmp_path: Path) -> Non
     (tmp_path / "plan.toml").write_text('[kwta]\nk = 0.3\n[[kwta.where]]\nlayers = "1"\nsites = "up"\non = false\n')
     done = ralo("explain", "-m", tiny, "--plan", tmp_path / "plan.toml", "--json")
     rows = {(r["layer"], r["matrix"]): r["runs"] for r in last_json(done.out)["rows"]}
-    assert rows["0", "down"].startswith("kwta: keep 0.42") and rows["0", "up"].startswith("kwta: keep 0.79")
+    assert rows["0", "down"] == "kwta: keep 0.42, 40 exactly, 3 of them whole, the others by halves"
+    assert rows["0", "up"] == rows["1", "qkv"] == "kwta: keep all, 2 whole, the others by halves"
     assert rows["1", "up"] == rows["-", "head"] == "dense"
 
 

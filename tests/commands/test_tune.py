@@ -25,6 +25,7 @@ from ralo import RaloError, peer, timing
 from ralo.cli import main
 from ralo.matrix import Matrix
 from ralo.modes import Mix
+from ralo.modes.share import KEEP_ALL
 from ralo.plan import read_plan
 from ralo.profile import Profile
 from ralo.tune.trial import UNSEEN, Trials, packed_bytes
@@ -52,11 +53,14 @@ def seconds_by_bytes(layers: Sequence[LayerWeights]) -> dict[str, np.ndarray]:
     return {place: np.stack([shares, shares * getattr(layers[0], place).nbytes * 1e-9]) for place in PLACES}
 
 
-def both_by_bytes(lm: ralo.LM, profile: Profile, tokens: Sequence[int]) -> tuple[dict[str, np.ndarray], ...]:
-    """Of whole channels and of halves."""
+def places_by_bytes(lm: ralo.LM, profile: Profile, tokens: Sequence[int]) -> timing.Places:
+    """Of whole channels, of lists by halves, and of all of them in tiles."""
     layers = lm.model.weights.layers
     whole, halved = seconds_by_bytes(layers), all(layer.up.quant == "int8" for layer in layers)
-    return whole, {place: found * [[1], [0.55]] for place, found in whole.items()} if halved else {}
+    if not halved:
+        return timing.Places(whole, {}, {})
+    tiled = {place: 0.545 * float(found[1, -1]) for place, found in whole.items()}
+    return timing.Places(whole, {place: found * [[1], [0.55]] for place, found in whole.items()}, tiled)
 
 
 def coarse_by_bytes(
@@ -68,7 +72,7 @@ def coarse_by_bytes(
 
 def bytes_for_clocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "_gain", by_bytes)
-    patch.setattr(timing, "seconds", both_by_bytes)
+    patch.setattr(timing, "seconds", places_by_bytes)
     patch.setattr(timing, "coarse_seconds", coarse_by_bytes)
 
 
@@ -137,6 +141,7 @@ def test_what_is_said(tuned: Tuned, model: Path) -> None:
     assert best["delta_ppl_pct"] <= 20 and best["low"] <= best["delta_ppl_pct"] <= best["high"]
     assert [gain["ctx"] for gain in best["gains"]] == [8]
     assert {"event", "all together", "kwta alone", "mix alone"} <= set(tuned.names())
+    assert not any("gate" in name for name in tuned.names()), "nothing shuts neurons here"
     assert f"{tuned.path}: {best['name']}, {best['speed']:.2f}x dense" in tuned.out
     assert f"ralo run --plan {tuned.path} runs it" in tuned.out
 
@@ -432,7 +437,15 @@ def test_seeds_cut_the_text_elsewhere(model: Path, words: Path, tmp_path: Path) 
 def test_neurons_that_are_silent(words: Path, tmp_path: Path) -> None:
     relu = write_tunable(tmp_path / "relu", hidden_act="relu")
     found = Tuned(relu, words, tmp_path / "plan.toml")
-    assert {"state-pack mlp", "kwta gate"} <= set(found.names()) and found.said["best"] is not None
+    assert {"state-pack mlp", "kwta gate", "kwta gate by halves"} <= set(found.names())
+    assert found.said["best"] is not None
+    kept: dict[str, set[float]] = {place: set() for place in PLACES}
+    for row in found.said["rows"]:
+        for where in row["modes"].get("kwta", {}).get("where", []):
+            for place in where.get("sites", ",".join(PLACES)).split(","):
+                kept[place].add(where.get("k", 1.0))
+    assert min(kept["up"]) == KEEP_ALL and kept["down"] <= {1.0}, "of the neurons that are open nothing is left out"
+    assert min(kept["qkv"] | kept["o"]) < KEEP_ALL
     assert main(["run", "-m", str(relu), "--plan", str(found.path), "-n", "2"]) == 0
 
 

@@ -1,10 +1,11 @@
-"""int8 weights in two halves of four bits: what splitting writes, what each half stands for, and a token's product."""
+"""int8 weights in two halves of four bits, and in tiles: what is written, what a half stands for, a token's product."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 from reference import linear
+from reference.rounded import HALF
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -34,6 +35,18 @@ def packed(values: U8) -> U8:
 def nibbles(half: U8) -> U8:
     groups = half.reshape(len(half), -1, 16)
     return np.stack([groups & 15, groups >> 4], axis=2).reshape(len(half), -1)
+
+
+def tiles(data: U8, scales: U16) -> tuple[U8, U16]:
+    """Bytes (ic, oc) and scales -> upper halves (tiles, 32 ic) and scales (tiles, ic), ic padded with zeros.
+
+    A tile is 64 outputs. Four channels of it, of 64 those that are 16 apart, are two lines of 64 bytes: byte 4 l + j of
+    line m has of the j-th of them output 32 m + l in the low nibble, 32 m + 16 + l in the high one."""
+    more = (0, -len(data) % 64), (0, 0)
+    upper = np.pad(data >> 4, more)
+    parts = upper.reshape(-1, 4, 16, data.shape[1] // 64, 2, 2, 16)  # (block, j, four, tile, m, nibble, l)
+    low, high = np.moveaxis(parts.transpose(3, 0, 2, 4, 6, 1, 5), -1, 0)
+    return (low | high << 4).reshape(len(low), -1), np.pad(scales, more).T.copy()
 
 
 def upper_steps(upper: U8) -> F64:
@@ -67,7 +80,7 @@ def byte_step(scales: U16, x: F32, kept: U32 | None, fine: U32) -> F64:
     start anywhere: a channel shares its step with others less than BLOCK places away."""
     kept = np.arange(len(x), dtype=np.uint32) if kept is None else kept
     whole = np.isin(kept, fine)
-    size = np.abs(x[kept].astype(np.float64)) * np.abs(linear.bf16_value(scales)).max(1)[kept]
+    size = largest(scales, x)[kept]
     out = np.zeros(len(x))
     out[kept] = np.where(whole, 0, np.maximum(around(size * ~whole) / 127, around(size * whole) / 32512 / 2))
     return out
@@ -84,3 +97,41 @@ def byte_error(step: F64, upper: U8) -> F64:
     what is likely."""
     weights = upper_steps(upper)
     return np.minimum(step @ np.abs(weights), 4 * np.sqrt(step**2 @ weights**2))
+
+
+# ---------------------------------------------------------------- a token and tiles
+
+
+def apply_tiles(data: U8, scales: U16, x: F32, fine: U32) -> F64:
+    """x (ic) -> (oc): whole weights of the channels `fine`, upper halves of the others, beside which x times its scale
+    is a byte: 127 stands for the largest of those."""
+    share = x.astype(np.float64)[:, None] * linear.scale_of_each("int8", scales)
+    whole = np.isin(np.arange(len(x)), fine)[:, None]
+    unit = np.where(whole, 0, np.abs(share)).max() / 127 or 1
+    steps = np.where(whole, data - 128.0, upper_steps(split(data)[0]))
+    return (np.where(whole, share, np.rint(share / unit) * unit) * steps).sum(0)
+
+
+def tile_step(scales: U16, x: F32, fine: U32) -> F64:
+    """What x times its scale may be off by there (ic)."""
+    size = largest(scales, x)
+    size[fine] = 0
+    return np.where(size > 0, HALF * size.max() / 127, 0)
+
+
+def tile_rounding(scales: U16, x: F32, fine: U32) -> float:
+    """What floats may change, likely: a sum of bytes times at most 240, and 120 of each, become a float three times and
+    are added once; fine channels are added one by one, up as often as down."""
+    size = largest(scales, x)
+    one_by_one = 128 * np.sqrt(len(fine) + 1) * np.linalg.norm(size)
+    return 4 * 2.0**-24 * float(360 * np.delete(size, fine).sum() + one_by_one)
+
+
+def tile_error(data: U8, scales: U16, x: F32, fine: U32) -> F64:
+    """What an output may be off by (oc)."""
+    return byte_error(tile_step(scales, x, fine), split(data)[0]) + tile_rounding(scales, x, fine)
+
+
+def largest(scales: U16, x: F32) -> F64:
+    """Of x times its scales the largest (ic)."""
+    return np.abs(x.astype(np.float64)) * np.abs(linear.bf16_value(scales)).max(1)

@@ -93,7 +93,7 @@ def _stable(lm: LM, profile: Profile) -> Row:
 def _planted(lm: LM, setting: KWTA, profile: Profile) -> Row:
     _fresh(lm, setting, profile)
     occupant = next(o for s in lm.model.slots for o in s.taken.values())
-    assert isinstance(occupant.slot, _core.KwtaInput | _core.KwtaMlp)
+    assert isinstance(occupant.slot, _core.KwtaInput | _core.KwtaTiles | _core.KwtaMlp)
     occupant.slot.plant = True
     made, caught = _text(lm, STEPS), int(float(lm.metrics()["guard.nonfinite"]))
     shown = f"{caught} caught, {made} tokens"

@@ -22,7 +22,7 @@ from ralo.matrix import HALVED, Matrix
 from ralo.memory import Arena
 from ralo.modes.base import RECENT, SINKS, SWITCH, TARGETS, ZEROS, LayerSlots, LayerView, Mode, norms_of
 from ralo.modes.guess import Chosen, Rule, best
-from ralo.modes.share import FINE, KEEP_ALL, Key, halves_pay, head_pays, plain_share, shares
+from ralo.modes.share import FINE, KEEP_ALL, Key, Ways, head_pays, plain_share, shares, ways
 from ralo.options import flag
 from ralo.profile import Profile
 
@@ -30,7 +30,8 @@ F32 = NDArray[np.float32]
 BLOCKS = ("1", "16", "32", "64")
 SEED_BLOCK = 32  # the document's own
 FROM_MEMORY = 4 << 20  # bytes of `up` from which on fewer channels of the gate are faster than all of its rows
-LIKELY = 0.001  # how likely a token must be for a score from whole weights
+HEAD_FINE = 0.01  # of the head's channels that are read whole: what more of them would tell, likely tokens' own rows do
+LIKELY = 0.0003  # how likely a token must be for a score from whole weights
 MANY = 4096  # tokens of a vocabulary, of which those are few
 ALIKE = 0.1  # norms of weights that differ by less than this part of their mean are left out of the score
 
@@ -112,9 +113,9 @@ class KWTA(Mode):
                 del sizes[view.index, "down"], parts[view.index, "down"]
             if self.target != "attn" and self._gate_by_rows(view):
                 del sizes[view.index, "up"], parts[view.index, "up"]
-        halved = [key for key in sizes if self.at(*key)._by_halves(views[key[0]], key[1])]
+        by = {key: self.at(*key)._ways(views[key[0]], key[1]) for key in sizes}
         plain = {(v.index, p): plain_share(p, self.k) for v in views for p in TARGETS[self.target]}
-        found = shares(self.k, sizes, views[0].profile, parts, halved)
+        found = shares(self.k, sizes, views[0].profile, parts, by)
         return replace(self, allotted=plain | found, arena=Arena())
 
     def build(self, view: LayerView, slots: LayerSlots) -> None:
@@ -123,7 +124,7 @@ class KWTA(Mode):
             if not settings.enabled or not view.has_channels(place):
                 continue
             if place == "up" and settings._gate_first(view) and settings._put_neurons(view, slots):
-                continue  # the gate is read by rows
+                continue  # the gate is not read by channels
             if place != "down" or not settings._gate_decides(view):
                 settings._put_input(view, slots, place)
         attention = self.at(view.index, "o")
@@ -147,12 +148,12 @@ class KWTA(Mode):
 
     def _put_head(self, head: Matrix, profile: Profile | None, slots: LayerSlots) -> None:
         (part,) = head.parts
-        rows, halves, fine = head.turned(part, self.arena), head.halves(self.arena), max(1, round(FINE * head.ic))
+        rows, tiles, fine = head.turned(part, self.arena), head.tiles(self.arena), max(1, round(HEAD_FINE * head.ic))
         norms = np.empty(head.ic, np.float32)
         head.core.norms(norms)
-        slot = _core.KwtaHead(head.ic, norms, halves, fine, 1.0, rows.core, LIKELY)
-        what = f"by halves, {fine} channels whole; whole scores of tokens from {LIKELY:g} on"
-        slots.put("head", slot, self.name, what, head.data.nbytes + rows.nbytes)
+        slot = _core.KwtaHead(head.ic, norms, tiles, fine, 1.0, rows.core, LIKELY)
+        what = f"by halves, {fine} of its channels whole; whole scores of tokens from {LIKELY:g} on"
+        slots.put("head", slot, self.name, what, tiles.nbytes + rows.nbytes)
 
     def _put_input(self, view: LayerView, slots: LayerSlots, place: str) -> None:
         matrix: Matrix = getattr(view.weights, place)
@@ -161,14 +162,20 @@ class KWTA(Mode):
         if pick in ("top", "near") and amount >= self._blocks(matrix.ic):
             return  # everything wins: dense
         fine = self._fine(view, place, share)
-        if fine and share >= KEEP_ALL:
-            amount = float(matrix.ic)
         known = view.profile.places[view.index, place] if view.profile else None
         fine_guess = known.quantile(1 - self.fine) if known and fine and guess else 0.0
         seed, norms = self.form == "seed", None if self.form == "seed" else norms_of(view, place)
         mean = float(norms.mean()) if norms is not None else 1.0
         if norms is not None and norms.std() < ALIKE * mean:  # reading them would cost more than they tell
             norms, guess, fine_guess = None, guess / mean, fine_guess / mean
+        if fine and share >= KEEP_ALL:
+            amount = float(matrix.ic)
+        seen = place == "up" and slots.mlp is not None  # by whoever has the MLP, who asks for a list
+        if fine and share >= KEEP_ALL and self._ways(view, place).tiles and not seen:
+            tiles = matrix.tiles(self.arena)
+            all_kept = _core.KwtaTiles(matrix.ic, norms, tiles, fine, fine_guess or 1.0)
+            slots.put(place, all_kept, self.name, f"keep all, {fine} whole, the others by halves", tiles.nbytes, 1.0)
+            return
         slot = _core.KwtaInput(
             matrix.ic, norms, self._block, pick, amount, self.temp, self.duty, seed, self.renorm == "on", guess,
             matrix.halves(self.arena) if fine else None, fine, fine_guess,
@@ -177,10 +184,14 @@ class KWTA(Mode):
         copied = matrix.data.nbytes if fine else 0
         slots.put(place, slot, self.name, self._describe(share, pick, amount, fine), copied, fixed)
 
-    def _by_halves(self, view: LayerView, place: str) -> bool:
-        """Whether winners that are not among the best are read by halves."""
-        quant: str = getattr(view.weights, place).quant
-        return self._one_by_one() and quant == HALVED and halves_pay(view.profile, place)
+    def _ways(self, view: LayerView, place: str) -> Ways:
+        """How a place is read by halves, if it is."""
+        if not self._one_by_one() or getattr(view.weights, place).quant != HALVED:
+            return Ways()
+        way = ways(view.profile, place)
+        if place == "up" and self.target != "attn" and self._gate_first(view):  # its gate is read, and not all of it
+            return replace(way, tiles=way.tiles and self._gate_decides(view) and self.predict == "off")
+        return way
 
     def _one_by_one(self) -> bool:
         """Whether a number of channels is chosen at every token, each by itself, as halves need it."""
@@ -190,8 +201,9 @@ class KWTA(Mode):
     def _fine(self, view: LayerView, place: str, share: float) -> int:
         """Channels that are read whole; 0: all winners are."""
         n = getattr(view.weights, place).ic
-        most = max(1, round(self.fine * n))
-        return most if self._by_halves(view, place) and round(share * n) > 1.1 * most else 0
+        most, way = max(1, round(self.fine * n)), self._ways(view, place)
+        by_halves = way.halves or (way.tiles and share >= KEEP_ALL)
+        return most if by_halves and round(share * n) > 1.1 * most else 0
 
     def _put_neurons(self, view: LayerView, slots: LayerSlots) -> bool:
         """The neurons of `up` that act(gate) lets through; what exactly zero blocks is never read. True: nor is all of
@@ -205,17 +217,23 @@ class KWTA(Mode):
         zeros = view.cfg.act in ZEROS
         data, scales = _core.neuron_rows(up.core, up.slices["up"].start, f)
         by_rows = self._gate_by_rows(view)
-        gate = _core.neuron_rows(up.core, up.slices["gate"].start, f) if by_rows else (None, None)
+        share = self._share(view.index, "up")
+        by_halves = share < 1 and (by_rows or share >= KEEP_ALL) and self._ways(view, "up").tiles
+        tiles = up.tiles(self.arena, "gate") if by_halves else None
+        whole = by_rows and not by_halves
+        gate, of_gate = _core.neuron_rows(up.core, up.slices["gate"].start, f) if whole else (None, None)
         block, norms = self._block if not zeros else 1, norms_of(view, "down")
         slot = _core.KwtaMlp(
             up.quant, up.ic, f, data, scales, norms, block, *self._neuron_rule(view), self.temp,
-            self.duty if not zeros else 1, self.form == "seed", zeros, guess.slot(up) if guess else None, *gate,
+            self.duty if not zeros else 1, self.form == "seed", zeros, guess.slot(up) if guess else None, gate,
+            of_gate, tiles, max(1, round(self.fine * up.ic)),
         )  # fmt: skip
         won = "neurons it does not block" if zeros else f"{self._share(view.index, 'down'):.2f} of neurons win"
-        copied = (data.nbytes + (0 if scales is None else scales.nbytes)) * (2 if by_rows or guess else 1)
-        what = f"gate first, {won}" + (f", {guess}" if guess else "")
-        slots.put("mlp", slot, self.name, what, copied + (guess.factors.nbytes if guess else 0))
-        return by_rows or guess is not None
+        copied = (data.nbytes + (0 if scales is None else scales.nbytes)) * (2 if whole or guess else 1)
+        what = f"gate first{' by halves' if tiles else ''}, {won}" + (f", {guess}" if guess else "")
+        copied += (guess.factors.nbytes if guess else 0) + (tiles.nbytes if tiles else 0)
+        slots.put("mlp", slot, self.name, what, copied)
+        return by_rows or by_halves or guess is not None
 
     def _neuron_rule(self, view: LayerView) -> tuple[str, float]:
         """How neurons win by act(gate)."""
@@ -309,12 +327,11 @@ class KWTA(Mode):
         extras += ["renorm"] * (self.renorm == "on") + ["seed form"] * (self.form == "seed")
         extras += [f"{fine} of them whole, the others by halves"] * (fine > 0)
         kept = "" if pick == "mass" or self.k_abs else f"{share:.2f}, "
-        everything = fine > 0 and share >= KEEP_ALL
-        return ", ".join(["keep all" if everything else f"keep {kept}{what}", *extras])
+        return ", ".join([f"keep {kept}{what}", *extras])
 
     @classmethod
     def measure(cls, slot: _core.Slot) -> Mapping[str, float]:
-        assert isinstance(slot, _core.KwtaInput | _core.KwtaMlp | _core.KwtaKeys | _core.KwtaHead)
+        assert isinstance(slot, _core.KwtaInput | _core.KwtaTiles | _core.KwtaMlp | _core.KwtaKeys | _core.KwtaHead)
         return dict(slot.counts())
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,12 @@ F64 = NDArray[np.float64]
 Key = tuple[int, str]  # layer, place
 
 GRID = np.round(np.arange(0.1, 1.0001, 0.02), 2)  # shares that are considered
-KEEP_ALL = 0.97  # from this share on choosing costs more than it saves
-FINE = 0.05  # of channels that are read whole where the others are read by halves
-HALF_TIME = 0.6  # that they take then, where it was not measured
-WORTH = 0.8  # of dense's time: what takes longer by halves is read whole
+KEEP_ALL = 0.97  # from this share on choosing costs more than it saves: all are kept, by halves in tiles
+TILES_FROM = 0.75  # from this share on a list takes as long, where it was not measured
+FINE = 0.03  # of channels that are read whole where the others are read by halves
+HALF_TIME, TILE_TIME = 0.6, 0.55  # of the time of as many whole channels that those take, where it was not measured
+WORTH = 0.8  # of dense's time: what takes longer as a list by halves is read whole
+TILES_WORTH = 0.95  # and what takes longer in tiles is dense
 # Without a profile: what a place skips of what the dial asks for. `down` and `o` bear much more than the others.
 PART = {"qkv": 0.3, "o": 0.83, "up": 0.3, "down": 0.83}
 
@@ -34,27 +36,44 @@ class Costs:
     effort: Mapping[Key, F64]
 
 
+@dataclass(frozen=True)
+class Ways:
+    """How a place is read where not everything is: lists of channels mostly by halves; all of them by halves."""
+
+    halves: bool = False
+    tiles: bool = False
+
+
+def ways(profile: Profile | None, place: str) -> Ways:
+    """Of a place that can be read by halves: how it is worth it, as far as that was measured."""
+    dense = float(profile.seconds[place][1, -1]) if profile and place in profile.seconds else None
+    if profile is None or dense is None:
+        return Ways(True, True)
+    half, tiled = profile.halved.get(place), profile.tiled.get(place)
+    return Ways(half is None or float(half[1, -1]) < WORTH * dense, tiled is None or tiled < TILES_WORTH * dense)
+
+
 def costs(
-    profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float], halved: Collection[Key] = ()
+    profile: Profile, sizes: Mapping[Key, int], parts: Mapping[Key, float], by: Mapping[Key, Ways] | None = None
 ) -> Costs:
-    """Effort is the measured time of a place where the profile has it, else its bytes, times the part it is of.
-    `halved`: places where what is kept is mostly read by halves unless it is everything."""
+    """Effort is the measured time of a place where the profile has it, else its bytes, times the part it is of. `by`:
+    how places are read that can be read by halves."""
     quality, effort = {}, {}
     for key, size in sizes.items():
-        quality[key] = share_cost(profile, key, key in halved)
-        spent = times(profile.seconds[key[1]]) if key[1] in profile.seconds else size * GRID
-        if key in halved:
-            half = profile.halved.get(key[1])
-            spent = np.where(GRID < 1, HALF_TIME * spent if half is None else times(half), spent)
-        effort[key] = parts[key] * spent
+        way = (by or {}).get(key, Ways())
+        quality[key] = share_cost(profile, key, way)
+        effort[key] = parts[key] * share_time(profile, key[1], way, size)
     return Costs(quality, effort)
 
 
-def halves_pay(profile: Profile | None, place: str) -> bool:
-    """Whether reading a place by halves takes WORTH of dense's time or less, as far as that was measured: where
-    matrices are small it may not."""
-    half, whole = (profile.halved.get(place), profile.seconds.get(place)) if profile else (None, None)
-    return half is None or whole is None or float(half[1, -1]) < WORTH * float(whole[1, -1])
+def share_time(profile: Profile, place: str, way: Ways, size: float = 1.0) -> F64:
+    """Seconds over GRID; where they were not measured, bytes of a place of this size."""
+    whole = times(profile.seconds[place]) if place in profile.seconds else size * GRID
+    half = profile.halved.get(place)
+    lists = whole if not way.halves else HALF_TIME * whole if half is None else times(half)
+    kept = profile.tiled.get(place, TILE_TIME * float(whole[-1])) if way.tiles else lists
+    out: F64 = np.where(GRID >= 1, whole[-1], np.where(GRID >= KEEP_ALL, kept, lists))
+    return out
 
 
 def head_pays(profile: Profile | None) -> bool:
@@ -62,12 +81,14 @@ def head_pays(profile: Profile | None) -> bool:
     return profile is None or not profile.head.size or float(profile.head[1]) < float(profile.head[0])
 
 
-def share_cost(profile: Profile, key: Key, halved: bool) -> F64:
+def share_cost(profile: Profile, key: Key, way: Ways) -> F64:
     """KL over GRID; of halves what they cost is added to what skipping does."""
     place, least = profile.places[key], floor(profile, key[0])
-    curve = _curve(place.kl, least)
-    half = max(0.0, float(place.half[0]) - least) if halved and place.half.size else 0.0
-    return np.where(GRID < 1, curve + half, curve)
+    half = max(0.0, float(place.half[0]) - least) if place.half.size else 0.0
+    lists = _curve(place.kl, least) + (half if way.halves else 0.0)
+    kept = half if way.tiles else lists
+    out: F64 = np.where(GRID >= 1, 0.0, np.where(GRID >= KEEP_ALL, kept, lists))
+    return out
 
 
 def times(seconds: NDArray[np.float32]) -> F64:
@@ -119,13 +140,16 @@ def shares(
     sizes: Mapping[Key, int],
     profile: Profile | None,
     parts: Mapping[Key, float] | None = None,
-    halved: Collection[Key] = (),
+    by: Mapping[Key, Ways] | None = None,
 ) -> dict[Key, float]:
     """A share per layer and place that together take what `plain_share` would take, spent where it hurts least."""
     plain = {key: plain_share(key[1], k) for key in sizes}
-    if profile is None or k >= 1:
+    if k >= 1:
         return plain
-    c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0), halved)
+    if profile is None:
+        tiled = {key for key, way in (by or {}).items() if way.tiles and plain[key] >= TILES_FROM}
+        return {key: max(share, KEEP_ALL) if key in tiled else share for key, share in plain.items()}
+    c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0), by)
     budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
     found = allocate(c, budget)
     return found if min(found.values(), default=0.0) < 1 else plain  # times of tiny matrices may say nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ralo.lm import LM
 from ralo.matrix import Matrix
 from ralo.modes.base import LayerSlots, views_of
 from ralo.modes.mix import HEAD, CoarseSlot, Mix
-from ralo.modes.share import F64, GRID, Key, share_cost, times
+from ralo.modes.share import F64, GRID, times
 from ralo.profile import Profile, fingerprint
 from ralo.weights import PLACES, LayerWeights
 
@@ -72,20 +72,9 @@ def coarse_seconds(
     return {"places": places, "own head": found.own_head, "head": found.head}
 
 
-def share_kl(profile: Profile, layers: int, halved: Collection[str]) -> dict[Key, F64]:
-    """KL over GRID by layer and place, of what a profile says; `halved`: places where most is read by halves."""
-    return {(i, place): share_cost(profile, (i, place), place in halved) for i in range(layers) for place in PLACES}
-
-
 def over_grid(seconds: Mapping[str, Any]) -> dict[str, F64]:
     """Measured times of places over GRID."""
     return {place: times(np.asarray(found, np.float32)) for place, found in seconds.items()}
-
-
-def halved_over_grid(profile: Profile, halved: Collection[str]) -> dict[str, F64]:
-    """The same where what is kept is mostly read by halves, unless it is everything."""
-    whole, half = over_grid(profile.seconds), over_grid(profile.halved)
-    return {place: np.where(GRID < 1, half[place], whole[place]) for place in halved}
 
 
 def bytes_over_grid(layers: Sequence[LayerWeights], head: Matrix | None) -> dict[str, F64]:

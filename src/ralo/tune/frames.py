@@ -9,9 +9,11 @@ from ralo.compose import compose
 from ralo.config import ModelConfig
 from ralo.errors import RaloError
 from ralo.modes import KWTA, Event, Mode, StatePack
-from ralo.modes.base import ZEROS
+from ralo.modes.base import ZEROS, Override
+from ralo.modes.share import KEEP_ALL
 
 KEYS = (256.0, 384.0, 768.0)  # numbers of keys that are tried
+GATE_HALVED = KWTA(k=1.0, where=(Override(None, frozenset(("up",)), {"k": KEEP_ALL}),))
 HEAD_HALVED = KWTA(k=1.0, gate="off", head="on")  # and nothing else
 FAR = 1024  # tokens of context by which modes that choose keys have begun
 
@@ -23,13 +25,14 @@ class Frame:
     kind: str  # of several of one kind only one is taken
 
 
-def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: bool) -> list[Frame]:
-    """What is worth a try: by the model's activation, the context that is asked for, packs that were made, and whether
-    the head has much to save."""
+def frames(cfg: ModelConfig, longest: int, made: Sequence[Mode], head: bool, halved: bool) -> list[Frame]:
+    """What is worth a try: by the model's activation, the context that is asked for, packs that were made, whether the
+    head has much to save, and whether layers can be read by halves."""
     out = [Frame(mode.name, (mode,), mode.name) for mode in made]
     if cfg.act in ZEROS and cfg.gated:
         out.append(Frame("state-pack mlp", (StatePack(target="mlp"),), "neurons"))
         out.append(Frame("kwta gate", (KWTA(k=1.0),), "neurons"))
+        out += [Frame("kwta gate by halves", (GATE_HALVED,), "neurons")] * halved
     if longest > FAR:
         begin = min(StatePack().min_ctx, longest // 2)
         packs = [StatePack(target="kv", keys=keys, min_ctx=begin) for keys in KEYS if keys < longest / 2]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from ralo.matrix import HALVED
 from ralo.modes import KWTA, Event, Mode
 from ralo.modes.base import TARGETS, ZEROS, Override
 from ralo.modes.kwta import few_are_likely
@@ -84,7 +85,8 @@ class Search:
         trials, alone = self.trials, []
         without = self._try("mix", self.always, quick=True) if self.always else None
         score, lost = (without.score, without.loss.delta_ppl_pct) if without else (1.0, 0.0)
-        for f in frames(trials.lm.model.cfg, trials.longest, self.made, self._halves_head()):
+        halved = trials.lm.quant == HALVED and trials.goal != "memory"
+        for f in frames(trials.lm.model.cfg, trials.longest, self.made, self._halves_head(), halved):
             modes = joined(self.always, f.modes)
             if modes is not None:
                 self.say(f"trying {f.name}")

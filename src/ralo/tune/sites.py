@@ -14,7 +14,7 @@ import numpy as np
 from ralo.modes import KWTA, Mix, Mode
 from ralo.modes.base import TARGETS, Override
 from ralo.modes.mix import HEAD
-from ralo.modes.share import F64, GRID, KEEP_ALL, Costs, Key, cheapest
+from ralo.modes.share import F64, GRID, Costs, Key, cheapest
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,10 @@ class Precision:
     quant: str
     kl: Mapping[Key, F64]
     seconds: Mapping[str, F64]
-    halved: bool = False  # what is kept is mostly read by halves: keeping everything is an option too
 
     def options(self, skipping: bool) -> list[int]:
-        """Where in GRID; `skipping`: whether channels may be left out."""
-        return [i for i, s in enumerate(GRID) if s >= 1 or (skipping and (s < KEEP_ALL or self.halved))]
+        """Where in GRID; `skipping`: whether less may be read."""
+        return [i for i, s in enumerate(GRID) if s >= 1 or skipping]
 
 
 def sites(own: str, mix: Mix, precisions: Sequence[Precision], skipping: bool) -> Sites:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from ralo.matrix import HALVED
 from ralo.modes import Mix
 from ralo.modes.base import ZEROS
 from ralo.modes.mix import HEAD
-from ralo.modes.share import F64, GRID, KEEP_ALL, Key, floor, halves_pay
+from ralo.modes.share import F64, GRID, KEEP_ALL, Key, Ways, floor, share_cost, share_time, ways
 from ralo.profile import Profile
 from ralo.tune.costs import (
     Progress,
@@ -24,15 +25,14 @@ from ralo.tune.costs import (
     coarse_kl,
     coarse_seconds,
     coarse_weights,
-    halved_over_grid,
     head_kl,
     over_grid,
-    share_kl,
 )
 from ralo.tune.record import Record
 from ralo.tune.search import TOGETHER
 from ralo.tune.sites import Precision, Sites, sites
 from ralo.tune.trial import Texts
+from ralo.weights import PLACES
 
 GOALS = ("latency", "throughput", "memory")
 LOOK, OFTEN, DIAL, CHECK = 8192, 1024, 16384, 16384  # tokens
@@ -100,9 +100,7 @@ def dials(
     if wish.mixes(lm.quant):
         precisions = _with_coarse(lm, profile, wish, mix, look, record, progress, precisions[0])
     if skipping:
-        quiet = _neurons_read(lm, profile)
-        slower = [{place: quiet.get(place, 1.0) * s for place, s in p.seconds.items()} for p in precisions]
-        precisions = [replace(p, seconds=each) for p, each in zip(precisions, slower, strict=True)]
+        precisions = [replace(p, seconds=_of_open_neurons(lm, profile, p.seconds)) for p in precisions]
     out = {TOGETHER: sites(lm.quant, mix, precisions, skipping)}
     if len(precisions) > 1 and skipping:
         out["kwta alone"] = sites(lm.quant, mix, precisions[:1], True)
@@ -112,20 +110,22 @@ def dials(
 
 def _own(lm: LM, profile: Profile) -> Precision:
     """The model's own precision."""
-    halved = {place for place in profile.halved if lm.quant == HALVED and halves_pay(profile, place)}
-    seconds = over_grid(profile.seconds) | halved_over_grid(profile, halved)
-    kl = _shares(lm, profile, halved)
-    if halved:  # where nothing is read by halves, keeping nearly everything is no option
-        nearly = np.where((GRID >= KEEP_ALL) & (GRID < 1), NEVER, 0.0)
-        kl = {key: curve if key[1] in halved else curve + nearly for key, curve in kl.items()}
-    return Precision(lm.quant, kl, seconds, bool(halved))
+    by = {place: ways(profile, place) for place in PLACES} if lm.quant == HALVED else {}
+    seconds = {place: share_time(profile, place, by.get(place, Ways())) for place in PLACES}
+    return Precision(lm.quant, _shares(lm, profile, by), seconds)
 
 
-def _shares(lm: LM, profile: Profile, halved: Collection[str]) -> dict[Key, F64]:
-    keys = share_kl(profile, len(lm.model.weights.layers), halved)
+def _shares(lm: LM, profile: Profile, by: Mapping[str, Ways]) -> dict[Key, F64]:
+    """KL over GRID by layer and place, of what a profile says."""
+    kl = {}
+    for i, place in product(range(len(lm.model.weights.layers)), PLACES):
+        way = by.get(place, Ways())
+        nearly = (GRID >= KEEP_ALL) & (GRID < 1) & (not way.tiles)  # a list of those costs more than it saves
+        kl[i, place] = np.where(nearly, NEVER, share_cost(profile, (i, place), way))
     if lm.model.cfg.act in ZEROS and lm.model.cfg.gated:  # silent neurons are skipped as a whole
-        keys = {key: curve if key[1] in ("qkv", "o") else _never(curve) for key, curve in keys.items()}
-    return keys
+        fewer = {"up": GRID < KEEP_ALL, "down": GRID < 1}
+        kl = {key: np.where(fewer[key[1]], NEVER, curve) if key[1] in fewer else curve for key, curve in kl.items()}
+    return kl
 
 
 def _with_coarse(
@@ -137,7 +137,7 @@ def _with_coarse(
     coarse, head = coarse_weights(lm, mix)
     layers, of = lm.model.weights.layers, f"{COARSE} {mix.pack}".strip()
     found = record.get(f"kl at {of}", lambda: coarse_kl(lm, coarse, look[: OFTEN + 1], progress), must=True)
-    shares = _shares(lm, profile, ())
+    shares = _shares(lm, profile, {})
     kl = {key: max(0.0, found[f"{key[0]}.{key[1]}"] - floor(profile, key[0])) + curve for key, curve in shares.items()}
     took = record.get(f"seconds at {of}", lambda: coarse_seconds(lm, profile, look, coarse, head), must=True)
     seconds = over_grid(took["places"])
@@ -154,16 +154,11 @@ def _with_coarse(
     return [*([own] if wish.quant != COARSE else []), Precision(COARSE, kl, seconds)]
 
 
-def _neurons_read(lm: LM, profile: Profile) -> dict[str, float]:
-    """Share of an MLP that is read where silent neurons are skipped."""
+def _of_open_neurons(lm: LM, profile: Profile, seconds: Mapping[str, F64]) -> dict[str, F64]:
+    """What places take where silent neurons are skipped: the gate as it is read, and of the others their part."""
     cfg = lm.model.cfg
     if cfg.act not in ZEROS or not cfg.gated:
-        return {}
+        return dict(seconds)
     active = float(np.mean([(gates > 0).mean() for gates in profile.gates.values()]))
-    return {"up": (1 + active) / 2, "down": active}
-
-
-def _never(curve: F64) -> F64:
-    """A place that is not to skip channels."""
-    out: F64 = curve + NEVER * (curve > 0)
-    return out
+    up, down = seconds["up"], seconds["down"]
+    return {**seconds, "up": (up + active * up[-1]) / 2, "down": active * down}
