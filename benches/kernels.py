@@ -1,5 +1,5 @@
 """Kernel speeds by shape, precision, ISA level and threads: bytes of weights per second beside the plain read speed.
-And as a share of that time: with a random half of the channels; of int8 with all of them by halves, a twentieth whole.
+And as a share of that time: with a random half of the channels; of int8 with all by halves in tiles, some whole.
 
 Leaves out: mask building, Python between kernels, attention. Each matrix exists in enough copies to be out of cache.
 Run: python benches/kernels.py [--shape 2048x8192] [--rounds 9]
@@ -48,12 +48,12 @@ def seconds_some(matrices: list[Matrix], x: np.ndarray, channels: np.ndarray) ->
     return (time.perf_counter() - clock) / len(matrices)
 
 
-def seconds_halves(halves: list[_core.Halves], x: np.ndarray, fine: np.ndarray, oc: int) -> float:
+def seconds_tiles(tiles: list[_core.Tiles], x: np.ndarray, fine: np.ndarray, oc: int) -> float:
     y = np.empty(oc, np.float32)
     clock = time.perf_counter()
-    for matrix in halves:
-        matrix.apply(x[0], None, fine, y)
-    return (time.perf_counter() - clock) / max(1, len(halves))
+    for matrix in tiles:
+        matrix.apply(x[0], fine, y)
+    return (time.perf_counter() - clock) / max(1, len(tiles))
 
 
 def seconds_prefill(matrix: Matrix, x: np.ndarray) -> float:
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     buffer = np.ones(STREAM_WORDS, np.uint64)
-    names = ("shape", "quant", "level", "threads", "us", "GB/s", "share", "half", "halves", "prefill GMAC/s")
+    names = ("shape", "quant", "level", "threads", "us", "GB/s", "share", "half", "tiles", "prefill GMAC/s")
     print("{:>10} {:>5} {:>6} {:>7} {:>8} {:>6} {:>6} {:>6} {:>6} {:>15}".format(*names))
     for shape in args.shape or SHAPES:
         ic, oc = (int(n) for n in shape.split("x"))
@@ -77,7 +77,7 @@ def main() -> None:
             first = random_matrix(quant, ic, oc)
             copies = [first] + [random_matrix(quant, ic, oc) for _ in range(OUT_OF_CACHE // first.nbytes)]
             arena = Arena()
-            halves = [m.halves(arena) for m in copies] if quant == HALVED else []
+            tiles = [m.tiles(arena) for m in copies] if quant == HALVED else []
             for level in _core.levels():
                 _core.force_level(level)
                 for threads in sorted({1, default_threads()}):
@@ -88,13 +88,13 @@ def main() -> None:
                     rounds = [
                         (
                             seconds(copies, one), seconds_some(copies, one, half),
-                            seconds_halves(halves, one, fine, oc), stream_gb_s(buffer),
+                            seconds_tiles(tiles, one, fine, oc), stream_gb_s(buffer),
                         )
                         for _ in range(args.rounds)
                     ]  # fmt: skip
                     took = statistics.median(t for t, *_ in rounds)
-                    some, by_halves = (statistics.median(r[i] / r[0] for r in rounds) for i in (1, 2))
-                    of_dense = f"{some:6.2f} {by_halves:6.2f}" if halves else f"{some:6.2f} {'':>6}"
+                    some, in_tiles = (statistics.median(r[i] / r[0] for r in rounds) for i in (1, 2))
+                    of_dense = f"{some:6.2f} {in_tiles:6.2f}" if tiles else f"{some:6.2f} {'':>6}"
                     share = statistics.median(first.nbytes / t / 1e9 / s for t, *_, s in rounds)
                     gmac = 256 * ic * oc / statistics.median(seconds_prefill(first, many) for _ in range(3)) / 1e9
                     speed = f"{took * 1e6:8.1f} {first.nbytes / took / 1e9:6.1f} {share:6.0%} {of_dense} {gmac:15.0f}"

@@ -17,7 +17,7 @@ from ralo.quality import Quality, perplexity
 LEAST = 0.1  # below, no model is of use
 STEP = 0.02  # k is found to within this
 CTX = 1024
-TIMED_TOKENS, ROUNDS, ALIKE = 32, 9, 0.02  # of a speed measurement, and the difference that does not count
+TIMED_TOKENS, ROUNDS, ALIKE = 32, 25, 0.02  # of a speed measurement, and the difference that does not count
 
 
 @dataclass(frozen=True)

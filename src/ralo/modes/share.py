@@ -135,6 +135,11 @@ def _effort(c: Costs, choice: Mapping[Key, int]) -> float:
     return sum(float(c.effort[key][i]) for key, i in choice.items())
 
 
+def _asked(effort: F64, share: float) -> float:
+    """What a share takes; where a list of so many channels is slow, as much of dense's effort."""
+    return min(float(np.interp(share, GRID, effort)), share * float(effort[-1]))
+
+
 def shares(
     k: float,
     sizes: Mapping[Key, int],
@@ -150,6 +155,6 @@ def shares(
         tiled = {key for key, way in (by or {}).items() if way.tiles and plain[key] >= TILES_FROM}
         return {key: max(share, KEEP_ALL) if key in tiled else share for key, share in plain.items()}
     c = costs(profile, sizes, parts or dict.fromkeys(sizes, 1.0), by)
-    budget = sum(float(np.interp(plain[key], GRID, c.effort[key])) for key in sizes)
+    budget = sum(_asked(c.effort[key], share) for key, share in plain.items())
     found = allocate(c, budget)
     return found if min(found.values(), default=0.0) < 1 else plain  # times of tiny matrices may say nothing

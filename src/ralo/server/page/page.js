@@ -144,6 +144,7 @@ class Answer {
   begin() {
     this.element.classList.add("growing");
     this.figures.textContent = "";
+    this.begun = performance.now();
   }
 
   add(words) {
@@ -168,10 +169,12 @@ class Answer {
     if (follow) messages.scrollTop = messages.scrollHeight;
   }
 
-  /** `end`: how it ended, in words. The first token waits for the prompt, so speed is that of those after it. */
+  /** `end`: how it ended, in words. The first token waits for the prompt, so speed is that of those after it; of an
+   * answer that came in one piece, of all. */
   show(tokens, end) {
-    const seconds = (this.last - this.first) / 1000;
-    const speed = tokens > 1 && seconds > 0 ? ` · ${number((tokens - 1) / seconds)} tokens/s` : "";
+    const whole = this.last === this.first;
+    const seconds = (this.last - (whole ? this.begun : this.first)) / 1000;
+    const speed = tokens > 1 && seconds > 0 ? ` · ${number((whole ? tokens : tokens - 1) / seconds)} tokens/s` : "";
     this.figures.textContent = `${counted(tokens, "token")}${speed}${end}`;
   }
 
