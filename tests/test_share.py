@@ -259,3 +259,15 @@ def test_lists_by_halves_only_where_they_save_enough() -> None:
         np.testing.assert_array_equal(c.effort[key][FEWER], plain.effort[key][FEWER])
         np.testing.assert_array_equal(c.quality[key][FEWER], plain.quality[key][FEWER])
     assert all(s < KEEP_ALL or s == 1 for found in found_at(known).values() for s in found.values()), "0.5 is too much"
+
+
+def test_a_share_asks_for_no_more_than_as_much_of_denses_time() -> None:
+    """Lists that are slower than dense would else ask for more than dense, and nothing would be read in tiles."""
+    slow, tiled = [3.0, 4.5, 6.0, 4.0], 3.3  # as `qkv` of a small model
+    known = profile(
+        {}, dict.fromkeys(PLACES, slow), {p: [9.0] * 4 for p in PLACES}, dict.fromkeys(PLACES, tiled), 0.001
+    )
+    by = {key: ways(known, key[1]) for key in SIZES}
+    assert set(by.values()) == {Ways(False, True)}
+    assert set(shares(0.7, SIZES, known, by=by).values()) == {TILED}  # 0.83 of dense, and 0.84 are asked for
+    assert set(shares(1.0, SIZES, known, by=by).values()) == {1.0}
