@@ -33,7 +33,7 @@ def results(quant: str, shape: tuple[int, int]) -> list[np.ndarray]:
     w.apply_part(x[0], out[2], 64, 320)
     if quant == "int8":
         fine = some(shape[0], 0.05)
-        for kept in (None, np.union1d(fine, some(shape[0], 0.5)).astype(np.uint32)):
+        for kept in (np.arange(shape[0], dtype=np.uint32), np.union1d(fine, some(shape[0], 0.5)).astype(np.uint32)):
             out.append(np.empty(shape[1], np.float32))
             upper, lower = np.empty((2, shape[0], shape[1] // 2), np.uint8)
             _core.Halves(w, upper, lower).apply(x[0], kept, fine, out[-1])
