@@ -136,8 +136,10 @@ def _effort(c: Costs, choice: Mapping[Key, int]) -> float:
 
 
 def _asked(effort: F64, share: float) -> float:
-    """What a share takes; where a list of so many channels is slow, as much of dense's effort."""
-    return min(float(np.interp(share, GRID, effort)), share * float(effort[-1]))
+    """What a share takes; where a list of so many channels takes longer than all of them in tiles, as much of dense's
+    effort, or what tiles take."""
+    kept = float(effort[GRID >= KEEP_ALL][0])
+    return min(float(np.interp(share, GRID, effort)), max(share * float(effort[-1]), kept))
 
 
 def shares(
