@@ -82,7 +82,7 @@ def test_the_healed_pack_is_nearer(healed, proc_model: Path, rich: Path, words: 
         for pack in (rich, healed[0])
     ]
     assert kl[1] < 0.9 * kl[0]
-    assert len(load(healed[0]).generate("the house", 4).tokens) == 4
+    assert len(load(healed[0]).generate("the house", 4, seed=1).tokens) == 4  # else by chance it may end at once
 
 
 def test_by_way_of_another_machine(healed, flags: list[str], rich: Path, tmp_path: Path, capsys) -> None:
