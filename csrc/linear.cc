@@ -109,10 +109,9 @@ struct Few {
     find_outputs(::cut(m, m.ic).outputs);
   }
   // What is used of a side.
-  Side side(size_t which, const Used& used) const {
-    const size_t count = used.kept.count, before = used.kept.list || which == 0 ? 0 : second_side(w.ic);
-    const Channels c = used.kept.list ? used.kept : Channels{nullptr, w.ic};
-    return {c, used.fine, before, before + count, std::max<size_t>(::cut(w, 2 * count).channels / 2, 1)};
+  Side side(const Used& used) const {
+    const size_t count = used.kept.count;
+    return {used.kept, used.fine, 0, count, std::max<size_t>(::cut(w, 2 * count).channels / 2, 1)};
   }
   void find_outputs(size_t parts) {
     outputs = last = parts;
@@ -317,15 +316,14 @@ size_t apply_chosen(const Mat& w, const Halves* halves, const SideChoice& choice
     if (few.paced()) reading.emplace(few.w, true);
     parallel_runs(2, [&](size_t side, size_t, size_t thread) {
       const Used own = choice.side(side);
-      few.whole_side(few.side(side, own), side == 1, side == 1 ? other : y, scratch(thread, w.oc));
+      few.whole_side(few.side(own), side == 1, side == 1 ? other : y, scratch(thread, w.oc));
       used[side] = own;
     });
     if (reading) reading->done(used_bytes(w, used[0], 0, w.oc) + used_bytes(w, used[1], 0, w.oc));
     kernels().add_rows(y, other, 0, 1, w.oc);
     few.add_bias(0);
   } else {
-    for (size_t side = 0; side < 2; ++side)
-      used[side] = choice.side(side), few.sides[side] = few.side(side, used[side]);
+    for (size_t side = 0; side < 2; ++side) used[side] = choice.side(side), few.sides[side] = few.side(used[side]);
     apply_few(few);
   }
   return used_bytes(w, used[0], 0, w.oc) + used_bytes(w, used[1], 0, w.oc);

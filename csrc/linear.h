@@ -29,8 +29,7 @@ struct Used {
 // Channels have two sides, which two threads read at once: where the second begins. It is a little smaller than the
 // first, since the thread that has it begins later.
 inline size_t second_side(size_t n) { return (n / 2 + n / 32) / 16 * 16; }
-// What one token uses of each side: of `kept` without a list all of it. Two threads may ask at the same time, each for
-// the side that it reads.
+// What one token uses of each side, in lists. Two threads may ask at the same time, each for the side that it reads.
 struct SideChoice {
   virtual Used side(size_t side) const = 0;
 
